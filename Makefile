@@ -1,0 +1,55 @@
+# Every target works in .venv, which is made on first use. A .venv that is already there is completed, not replaced.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.requirements-installed
+export PYTHONPATH := torch-ext
+
+.PHONY: help venv demo test build lint format clean
+
+help:
+	@echo "make demo    a real language model with our layers beside the stock one"
+	@echo "make test    all tests"
+	@echo "make build   the Hub variants, in build/"
+	@echo "make lint    ruff, mypy, clang-format"
+	@echo "make format  rewrite the sources as make lint wants them"
+
+venv: $(STAMP)
+
+# torch alone and first: the packages after it then find it installed and no resolver replaces it.
+$(STAMP): requirements-dev.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet "$$(grep '^torch==' requirements-dev.txt)"
+	$(PY) -m pip install --quiet --requirement requirements-dev.txt
+	touch $@
+
+build: $(STAMP)
+	$(PY) -m tools.build_variants
+
+demo: $(STAMP)
+	$(PY) -m tools.demo
+
+test: $(STAMP)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h' '*.hpp')
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(if $(CXX_SOURCES),$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES))
+
+format: $(STAMP)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(if $(CXX_SOURCES),$(VENV)/bin/clang-format -i $(CXX_SOURCES))
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
+
+-include tools/native/native.mk
