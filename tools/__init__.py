@@ -1,0 +1,1 @@
+"""Development tools: nothing in here ships."""

@@ -1,0 +1,227 @@
+"""Write the Hub variants of this kernel: `make build`, or `python -m tools.build_variants`.
+
+kernel-builder cannot build this mix of pure-Python and native backends (see CONTRIBUTING.md), so this tool writes
+what `kernels` loads: one folder a backend with the package's files, `_ops.py` generated for it, and metadata.json.
+
+A variant's id is `_<python_name>_<backend>_<unique>`; it is the import name of the variant and the namespace of its
+operators. `<unique>` is a hash of content, backend and version, so that several builds live in one process.
+The same tree gives the same ids and digests: nothing depends on time, paths or the order of a directory listing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels._rust import Digest, DigestAlgorithm, Metadata
+
+from tools.project import ROOT, Project, read_project
+
+UNIQUE_LENGTH = 12
+# `kernels` looks for torch-npu where the metadata says cann; a folder torch-cann is refused by its loader.
+PURE_DIRECTORIES = {"cann": "torch-npu"}
+SOURCE_NAMESPACE = 'NAMESPACE = "_layout_kernels_source"'
+IGNORED_NAMES = {"__pycache__", "_native", ".DS_Store"}
+IGNORED_SUFFIXES = {".pyc", ".pyo", ".so"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One folder of a build.
+
+    Attributes:
+        directory: its name, which `kernels` parses, for example "torch-cpu".
+        backend: backend name in metadata.json, for example "cann".
+        native_sources: files beyond the package that decide what the variant contains; they are part of its id.
+        native: called as `native(folder, id)` once the Python files lie in `folder`, to add compiled files that are
+            built for the import name and operator namespace `id`. None for a pure-Python variant.
+    """
+
+    directory: str
+    backend: str
+    native_sources: tuple[Path, ...] = ()
+    native: Callable[[Path, str], None] | None = None
+
+
+def plan_variants(project: Project, backends: Iterable[str]) -> list[Variant]:
+    """The variants to write for `backends`, pure-Python ones first.
+
+    Raises:
+        ValueError: if a backend is not in build.toml.
+    """
+    chosen = list(dict.fromkeys(backends))
+    unknown = [name for name in chosen if name not in project.backends]
+    if unknown:
+        raise ValueError(
+            f"unknown backends {', '.join(unknown)}: build.toml has {', '.join(project.backends)}; "
+            "name one of these, or add the backend to general.backends"
+        )
+    return [Variant(PURE_DIRECTORIES.get(name, f"torch-{name}"), name) for name in chosen]
+
+
+def package_files(package: Path) -> Iterator[Path]:
+    """The files of the package that ship, sorted by their path; no bytecode and no in-place native build."""
+    for path in sorted(package.rglob("*"), key=lambda p: p.relative_to(package).as_posix()):
+        parts = path.relative_to(package).parts
+        if path.is_file() and IGNORED_NAMES.isdisjoint(parts) and path.suffix not in IGNORED_SUFFIXES:
+            yield path
+
+
+def kernel_id(project: Project, variant: Variant, version: int) -> str:
+    """`_<python_name>_<backend>_<unique>`, where `<unique>` hashes content, folder, backend and version."""
+    digest = hashlib.sha256()
+
+    def feed(data: bytes) -> None:
+        # The length in front keeps two different lists of parts from giving the same stream.
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+
+    for part in (project.name.python_name, variant.directory, variant.backend, str(version)):
+        feed(part.encode())
+    for path in package_files(project.package):
+        feed(path.relative_to(project.package).as_posix().encode())
+        feed(path.read_bytes())
+    for path in sorted(variant.native_sources, key=_native_name):
+        feed(_native_name(path).encode())
+        feed(path.read_bytes())
+    return f"_{project.name.python_name}_{variant.backend}_{digest.hexdigest()[:UNIQUE_LENGTH]}"
+
+
+def _native_name(path: Path) -> str:
+    return path.resolve().relative_to(ROOT).as_posix()
+
+
+def generate_ops(source: str, namespace: str) -> str:
+    """`_ops.py` of a build: that of the source tree with the build's own namespace, so one interface for both.
+
+    Raises:
+        ValueError: if the source does not have the namespace exactly once, on a line of its own.
+    """
+    lines = source.splitlines(keepends=True)
+    hits = [index for index, line in enumerate(lines) if line.strip() == SOURCE_NAMESPACE]
+    if len(hits) != 1:
+        raise ValueError(f"_ops.py has the line {SOURCE_NAMESPACE!r} {len(hits)} times; a build needs it exactly once")
+    lines[hits[0]] = f'NAMESPACE = "{namespace}"\n'
+    return "".join(lines)
+
+
+def write_variant(project: Project, variant: Variant, version: int, output: Path) -> Path:
+    """Write one variant under `output` and return its folder. An older one of that name is replaced at the end."""
+    identifier = kernel_id(project, variant, version)
+    target = output / variant.directory
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=output) as scratch:
+        folder = Path(scratch) / variant.directory
+        for path in package_files(project.package):
+            copy = folder / path.relative_to(project.package)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        ops = folder / "_ops.py"
+        ops.write_text(generate_ops(ops.read_text(encoding="utf-8"), identifier), encoding="utf-8")
+        if variant.native is not None:
+            variant.native(folder, identifier)
+        _write_metadata(project, variant, version, identifier, folder)
+        if target.exists():
+            shutil.rmtree(target)
+        folder.rename(target)
+    return target
+
+
+def _write_metadata(project: Project, variant: Variant, version: int, identifier: str, folder: Path) -> None:
+    digest = Digest.hash_variant(DigestAlgorithm.SHA256, folder)
+    metadata: dict[str, Any] = {
+        "id": identifier,
+        "name": str(project.name),
+        "version": version,
+        "license": project.license,
+        "python-depends": [],
+        "backend": {"type": variant.backend},
+        "digest": {"algorithm": "sha256", "files": dict(sorted(digest.files.items()))},
+    }
+    provenance = read_provenance()
+    if provenance is not None:
+        metadata["provenance"] = provenance
+    text = json.dumps(metadata, indent=2) + "\n"
+    Metadata.from_bytes(text.encode())  # what `kernels` would refuse is refused here
+    (folder / "metadata.json").write_text(text, encoding="utf-8")
+
+
+def read_provenance() -> dict[str, Any] | None:
+    """Which commit a build comes from, in the form of metadata.json; None outside a git checkout.
+
+    The format has a field for the version of kernel-builder and wants it filled: it names this tool instead.
+    """
+
+    def git(*arguments: str) -> str | None:
+        result = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    if shutil.which("git") is None or git("rev-parse", "--show-toplevel") != str(ROOT):
+        return None
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    # Only what a build is made of counts: a note in the README does not make a build unreproducible.
+    changes = git("status", "--porcelain", "--", "torch-ext", "kernel-src", "build.toml", "tools")
+    return {
+        "kernel-builder": {"version": "layout-kernels tools.build_variants"},
+        "kernel": {"commit": commit, "dirty": bool(changes)},
+    }
+
+
+def remove_stale(output: Path, variants: list[Variant]) -> None:
+    """Remove the variants under `output` that a whole build no longer writes."""
+    current = {variant.directory for variant in variants}
+    for folder in sorted(output.glob("torch*")):
+        if folder.name not in current and (folder / "metadata.json").is_file():
+            shutil.rmtree(folder)
+
+
+def build(output: Path, version: int | None = None, backends: Iterable[str] | None = None) -> list[Path]:
+    """Write the variants and return their folders.
+
+    Args:
+        output: folder that receives one folder a variant; `kernels.get_local_kernel(output)` loads from it.
+        version: overrides build.toml's version.
+        backends: a subset of build.toml's backends; all when None, and then older variants are removed as well.
+
+    Raises:
+        ValueError: see `read_project`, `plan_variants` and `generate_ops`.
+    """
+    project = read_project()
+    variants = plan_variants(project, project.backends if backends is None else backends)
+    number = project.version if version is None else version
+    folders = [write_variant(project, variant, number, output) for variant in variants]
+    if backends is None:
+        remove_stale(output, variants)
+    return folders
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of the build; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.build_variants", description="Write the Hub variants.")
+    parser.add_argument("--output", type=Path, default=ROOT / "build", help="folder for the variants (default: build)")
+    parser.add_argument("--version", type=int, help="override the version of build.toml")
+    parser.add_argument("--backends", nargs="+", metavar="NAME", help="build only these backends of build.toml")
+    options = parser.parse_args(arguments)
+    try:
+        folders = build(options.output, options.version, options.backends)
+    except ValueError as error:
+        print(f"build: {error}", file=sys.stderr)
+        return 1
+    for folder in folders:
+        print(f"{folder}  {Metadata.read_from_file(folder / 'metadata.json').id}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
