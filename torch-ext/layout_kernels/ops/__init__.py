@@ -1,0 +1,1 @@
+"""The operations: a folder for each, with its contract, its meaning (`reference`) and its implementations."""

@@ -1,0 +1,86 @@
+"""`rms_norm_mlp`: the argument check and the public function."""
+
+from __future__ import annotations
+
+import torch
+
+from ..arguments import check_choice, check_tensor, check_vector
+from ..gated_activation import ACTIVATIONS
+from ..rms_norm.operator import check_arguments as check_norm
+from . import reference
+
+
+def check_arguments(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> None:
+    """What every launch, fake implementation and suite asks of the arguments.
+
+    Raises:
+        TypeError, ValueError: they name the argument, what was given and what is allowed.
+    """
+    check_norm(x, norm_weight, eps, flavour)
+    check_tensor("gate_up", gate_up, x)
+    width = x.shape[-1]
+    if gate_up.dim() != 2 or gate_up.shape[0] % 2 or gate_up.shape[0] == 0 or gate_up.shape[1] != width:
+        raise ValueError(
+            f"gate_up has shape {tuple(gate_up.shape)}; it must be [2 * size, {width}]: the gate's rows, then up's"
+        )
+    check_tensor("down", down, x)
+    size = gate_up.shape[0] // 2
+    if down.dim() != 2 or down.shape[0] == 0 or down.shape[1] != size:
+        raise ValueError(f"down has shape {tuple(down.shape)}; it must be [out, {size}], half of gate_up's rows")
+    check_choice("activation", activation, ACTIVATIONS)
+    for name, value, rows in (("gate_up_bias", gate_up_bias, 2 * size), ("down_bias", down_bias, down.shape[0])):
+        if value is not None:
+            check_vector(name, value, rows, x)
+    for name, value in (("down", down), ("gate_up_bias", gate_up_bias), ("down_bias", down_bias)):
+        if value is not None and value.dtype is not gate_up.dtype:
+            raise TypeError(f"{name} is {value.dtype} and gate_up {gate_up.dtype}; the projections share one dtype")
+
+
+def rms_norm_mlp(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float = 1e-6,
+    flavour: str = "cast_then_scale",
+    activation: str = "silu",
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A norm and the gated MLP behind it: down(act(gate(h)) * up(h)) with h = rms_norm(x, norm_weight, eps, flavour).
+
+    Rounded to the dtype of the projections after each of: h, the gate's product, up's product, the activation, act * up, and
+    the result (source: transformers' `LlamaMLP`). Where h has another dtype than the projections it is converted, as
+    autocast does. Under autocast, projections and biases are converted to its dtype, as in a stock MLP.
+
+    Args:
+        x: [..., width]; float16, bfloat16, float32 or float64.
+        norm_weight: [width] or None; see `rms_norm`.
+        gate_up: [2 * size, width], the gate projection's rows, then the up projection's.
+        down: [out, size], of gate_up's dtype.
+        eps: finite and at least 0.
+        flavour: see `rms_norm`.
+        activation: see `gated_activation`.
+        gate_up_bias: [2 * size] or None, of gate_up's dtype.
+        down_bias: [out] or None, of gate_up's dtype.
+
+    Returns:
+        [..., out], contiguous, of gate_up's dtype, memory of its own.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+        NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
+    """
+    args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+    check_arguments(*args)
+    return reference.rms_norm_mlp(*args)
