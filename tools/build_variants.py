@@ -29,7 +29,31 @@ from tools.project import ROOT, Project, read_project
 UNIQUE_LENGTH = 12
 # `kernels` looks for torch-npu where the metadata says cann; a folder torch-cann is refused by its loader.
 PURE_DIRECTORIES = {"cann": "torch-npu"}
-SOURCE_NAMESPACE = 'NAMESPACE = "_layout_kernels_source"'
+OPS_TEMPLATE = '''"""The operator namespace of this build. Generated, with the names of the source tree's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NAMESPACE = "@NAMESPACE@"
+
+EXTENSIONS: Mapping[str, str] = @EXTENSIONS@
+
+
+def add_op_namespace_prefix(name: str) -> str:
+    """The qualified name `<namespace>::<name>` of one of this build's operators."""
+    return f"{NAMESPACE}::{name}"
+
+
+def __getattr__(name: str) -> Any:
+    """`ops`: this build's operators, `torch.ops.<namespace>`; torch is imported by asking for them."""
+    if name == "ops":
+        import torch
+
+        return getattr(torch.ops, NAMESPACE)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+'''
 IGNORED_NAMES = {"__pycache__", "_native", ".DS_Store"}
 IGNORED_SUFFIXES = {".pyc", ".pyo", ".so"}
 
@@ -42,8 +66,8 @@ class Variant:
         directory: its name, which `kernels` parses, for example "torch-cpu".
         backend: backend name in metadata.json, for example "cann".
         native_sources: files beyond the package that decide what the variant contains; they are part of its id.
-        native: called as `native(folder, id)` once the Python files lie in `folder`, to add compiled files that are
-            built for the import name and operator namespace `id`. None for a pure-Python variant.
+        native: called as `native(folder, id)` once the Python files lie in `folder`; it adds the extension module
+            `id`, compiled for the operator namespace `id`, which serves `backend`. None for a pure-Python variant.
     """
 
     directory: str
@@ -69,10 +93,12 @@ def plan_variants(project: Project, backends: Iterable[str]) -> list[Variant]:
 
 
 def package_files(package: Path) -> Iterator[Path]:
-    """The files of the package that ship, sorted by their path; no bytecode and no in-place native build."""
+    """The files of the package that ship, sorted by path: no bytecode, no in-place native build, no `_ops.py`."""
     for path in sorted(package.rglob("*"), key=lambda p: p.relative_to(package).as_posix()):
         parts = path.relative_to(package).parts
-        if path.is_file() and IGNORED_NAMES.isdisjoint(parts) and path.suffix not in IGNORED_SUFFIXES:
+        if parts == ("_ops.py",) or not IGNORED_NAMES.isdisjoint(parts) or path.suffix in IGNORED_SUFFIXES:
+            continue
+        if path.is_file():
             yield path
 
 
@@ -85,7 +111,7 @@ def kernel_id(project: Project, variant: Variant, version: int) -> str:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
 
-    for part in (project.name.python_name, variant.directory, variant.backend, str(version)):
+    for part in (project.name.python_name, variant.directory, variant.backend, str(version), OPS_TEMPLATE):
         feed(part.encode())
     for path in package_files(project.package):
         feed(path.relative_to(project.package).as_posix().encode())
@@ -100,18 +126,14 @@ def _native_name(path: Path) -> str:
     return path.resolve().relative_to(ROOT).as_posix()
 
 
-def generate_ops(source: str, namespace: str) -> str:
-    """`_ops.py` of a build: that of the source tree with the build's own namespace, so one interface for both.
+def generate_ops(identifier: str, extensions: dict[str, str]) -> str:
+    """`_ops.py` of a build, with the public names of the one in the source tree.
 
-    Raises:
-        ValueError: if the source does not have the namespace exactly once, on a line of its own.
+    Args:
+        identifier: the variant's id, which becomes the namespace of its operators.
+        extensions: native extensions in the variant: what each serves, and the name of its module in the package.
     """
-    lines = source.splitlines(keepends=True)
-    hits = [index for index, line in enumerate(lines) if line.strip() == SOURCE_NAMESPACE]
-    if len(hits) != 1:
-        raise ValueError(f"_ops.py has the line {SOURCE_NAMESPACE!r} {len(hits)} times; a build needs it exactly once")
-    lines[hits[0]] = f'NAMESPACE = "{namespace}"\n'
-    return "".join(lines)
+    return OPS_TEMPLATE.replace("@NAMESPACE@", identifier).replace("@EXTENSIONS@", json.dumps(extensions))
 
 
 def write_variant(project: Project, variant: Variant, version: int, output: Path) -> Path:
@@ -125,8 +147,8 @@ def write_variant(project: Project, variant: Variant, version: int, output: Path
             copy = folder / path.relative_to(project.package)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        ops = folder / "_ops.py"
-        ops.write_text(generate_ops(ops.read_text(encoding="utf-8"), identifier), encoding="utf-8")
+        extensions = {} if variant.native is None else {variant.backend: identifier}
+        (folder / "_ops.py").write_text(generate_ops(identifier, extensions), encoding="utf-8")
         if variant.native is not None:
             variant.native(folder, identifier)
         _write_metadata(project, variant, version, identifier, folder)
@@ -195,7 +217,7 @@ def build(output: Path, version: int | None = None, backends: Iterable[str] | No
         backends: a subset of build.toml's backends; all when None, and then older variants are removed as well.
 
     Raises:
-        ValueError: see `read_project`, `plan_variants` and `generate_ops`.
+        ValueError: see `read_project` and `plan_variants`.
     """
     project = read_project()
     variants = plan_variants(project, project.backends if backends is None else backends)
