@@ -1,0 +1,201 @@
+"""How checkpoint tensors become a layout's parameters, and how they become checkpoint tensors again.
+
+A layout states its rules as data: each of its parameters is one checkpoint tensor under another name, or several
+checkpoint tensors concatenated along their first dimension. From these rules one transformers ``WeightConverter``
+is made, which serves every layout, on the way in and on the way out.
+
+Names are never guessed from patterns: each layout knows where it stands (``locations.py``), and the converter looks
+keys up in a table; a key that belongs to no layout is left alone, whatever it looks like. A fused layout takes
+tensors from its former siblings (``mlp.gate_proj.weight`` goes into ``post_attention_layernorm``); their names come
+from the class that transformers' fusion made. What was converted is remembered by the model's own converter, so
+that saving is the exact inverse for exactly those tensors.
+
+Sources: ``transformers/core_model_loading.py`` (``WeightTransform``, ``convert_and_load_state_dict_in_model``,
+``revert_weight_conversion``) of transformers 5.22.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .locations import Rule, join, locations, parent_path, source_names
+
+try:
+    from transformers.core_model_loading import ConversionOps, WeightConverter
+except ImportError:  # transformers is absent, or older than 5.20: the layers still work, loading through it does not
+    ConversionOps = WeightConverter = None  # type: ignore[assignment,misc]
+
+if TYPE_CHECKING:
+    from .layout import Layout
+
+
+class Applied:
+    """Full names of the parameters that a model's converter made. Shared by the copies that transformers takes."""
+
+    def __init__(self) -> None:
+        self.targets: set[str] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Applied:
+        # Empty: the registered template is being copied for a new model. Otherwise: one model's converter is copied
+        # once for each of its tensors, and all of these must write into the same record.
+        return self if self.targets else Applied()
+
+
+def owner_of(model: torch.nn.Module, full_name: str) -> tuple[Layout, str, Rule]:
+    """The layout that owns parameter ``full_name`` of ``model``, its path, and the parameter's rule."""
+    path = full_name
+    while path:
+        path = parent_path(path)
+        module = model.get_submodule(path)
+        if getattr(module, "is_layout", False):
+            layout: Any = module
+            for rule in layout.rules():
+                if join(path, rule.target) == full_name:
+                    return layout, path, rule
+    raise ValueError(f"{full_name!r} is not a parameter of a layout of this model")
+
+
+def merge(tensors: Sequence[torch.Tensor], rule: Rule, name: str, expected: torch.Size) -> torch.Tensor:
+    """The parameter that ``tensors`` make: concatenated along dimension 0 in the order of ``rule.sources``.
+
+    A single tensor that has the parameter's own shape is taken as it is: the checkpoint was saved in this layout.
+
+    Raises:
+        ValueError: tensors are missing, or the result has another shape than the parameter.
+    """
+    if len(tensors) == 1 and len(rule.sources) > 1 and tensors[0].shape != expected:
+        raise ValueError(
+            f"{name}: only one of {list(rule.sources)} is in the checkpoint (shape {tuple(tensors[0].shape)}), "
+            f"the parameter needs all of them (shape {tuple(expected)})"
+        )
+    merged = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=0)
+    if merged.shape != expected:
+        raise ValueError(
+            f"{name}: the checkpoint's {list(rule.sources)} give shape {tuple(merged.shape)}, "
+            f"the layout has {tuple(expected)}; the layout was built with sizes of another module"
+        )
+    return merged
+
+
+def split(tensor: torch.Tensor, rule: Rule) -> list[torch.Tensor]:
+    """The inverse of :func:`merge`: equal parts along dimension 0, each contiguous."""
+    if len(rule.sources) == 1:
+        return [tensor]
+    return [part.contiguous() for part in torch.chunk(tensor, len(rule.sources), dim=0)]
+
+
+if WeightConverter is not None:
+    # Unique per copy of this package: transformers keys its converters by these strings.
+    _SOURCES = [f"{__name__}.source_{number}" for number in range(2)]
+    _TARGET = f"{__name__}.target"
+
+    class LayoutOperation(ConversionOps):
+        """Checkpoint tensors to one layout parameter; checks on the way that the layout may stand where it stands."""
+
+        @torch.no_grad()
+        def convert(  # type: ignore[override]
+            self,
+            input_dict: dict[str, Any],
+            source_patterns: list[str],
+            target_patterns: list[str],  # noqa: ARG002 the interface of transformers
+            full_layer_name: str,
+            model: Any,
+            **kwargs: Any,  # noqa: ARG002
+        ) -> dict[str, torch.Tensor]:
+            """See ``ConversionOps.convert``."""
+            layout, path, rule = owner_of(model, full_layer_name)
+            layout.verify(model, path)
+            tensors: list[torch.Tensor] = []
+            for pattern in source_patterns:
+                given = input_dict.pop(pattern, [])
+                tensors.extend(given if isinstance(given, list) else [given])
+            parameter = layout.get_parameter(rule.target)
+            merged = merge(tensors, rule, full_layer_name, parameter.shape)
+            layout.note_loaded(rule.target)
+            return {full_layer_name: merged}
+
+        @property
+        def reverse_op(self) -> ConversionOps:
+            """The operation that writes the checkpoint's tensors again."""
+            return OriginalOperation()
+
+    class OriginalOperation(ConversionOps):
+        """One layout parameter to the checkpoint tensors it was made of."""
+
+        @torch.no_grad()
+        def convert(  # type: ignore[override]
+            self,
+            input_dict: dict[str, Any],
+            source_patterns: list[str],  # noqa: ARG002 the interface of transformers
+            target_patterns: list[str],  # noqa: ARG002
+            full_layer_name: str,
+            model: Any,
+            **kwargs: Any,  # noqa: ARG002
+        ) -> dict[str, torch.Tensor]:
+            """See ``ConversionOps.convert``."""
+            layout, path, rule = owner_of(model, full_layer_name)
+            layout.resolve_child_names(path, model)
+            names = source_names(layout, path, rule)
+            if names is None:
+                raise ValueError(
+                    f"{full_layer_name}: the name of the module that {list(rule.sources)} came from is unknown, so "
+                    "the checkpoint's own names cannot be written; save with save_original_format=False"
+                )
+            ((_, given),) = input_dict.items()
+            tensor = given[0] if isinstance(given, list) else given
+            return dict(zip(names, split(tensor, rule), strict=True))
+
+        @property
+        def reverse_op(self) -> ConversionOps:
+            """The operation that reads the checkpoint's tensors."""
+            return LayoutOperation()
+
+    class LayoutConverter(WeightConverter):
+        """The ``WeightConverter`` of every layout: looks keys up by where the layouts stand, not by a pattern."""
+
+        def __init__(self) -> None:
+            super().__init__(list(_SOURCES), _TARGET, operations=[LayoutOperation()])
+            self.applied = Applied()
+
+        def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+            """The key of the parameter that ``source_key`` belongs to and its place in it, or the key and None."""
+            match = locations.find(source_key)
+            if match is None:
+                return source_key, None
+            self._was_used = True
+            self.applied.targets.add(match.full_target)
+            return match.target, self.source_patterns[match.source_index]
+
+        def reverse_transform(self) -> OriginalConverter:
+            """The converter that saves what this one loaded."""
+            return OriginalConverter(self.applied)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> LayoutConverter:
+            copied = LayoutConverter()
+            copied.applied = self.applied.__deepcopy__(memo)
+            copied._was_used = self._was_used
+            return copied
+
+    class OriginalConverter(WeightConverter):
+        """Writes layout parameters under their checkpoint names: those that were loaded so, or all when none were."""
+
+        def __init__(self, applied: Applied) -> None:
+            super().__init__(_TARGET, list(_SOURCES), operations=[OriginalOperation()])
+            self.applied = applied
+
+        def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+            """The key itself, claimed when it is a parameter that has checkpoint tensors to be written as."""
+            if source_key not in self._targets():
+                return source_key, None
+            return source_key, self.source_patterns[0]
+
+        def _targets(self) -> set[str]:
+            if self.applied.targets:
+                return self.applied.targets
+            return {join(path, rule.target) for path, layout in locations.layouts() for rule in layout.rules()}
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> OriginalConverter:
+            return OriginalConverter(self.applied)

@@ -1,0 +1,294 @@
+"""What a norm or an MLP computes, found by running its class on a small input.
+
+Names and signatures do not tell: 213 RMSNorm classes of transformers compute at least six different things, two of
+them under the hub name "RMSNorm". So a small instance of the class runs on inputs chosen to tell the candidates
+apart, and its results are compared bit for bit with ``ops/*/reference.py``. An answer is kept per class and settings.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .ops.rms_norm import FLAVOURS
+from .ops.rms_norm.reference import rms_norm as reference_rms_norm
+
+EPS_NAMES = ("variance_epsilon", "eps")
+SEPARATE = ("gate_proj", "up_proj", "down_proj")
+PACKED = ("gate_up_proj", "down_proj")
+DESCRIPTIONS = {
+    "cast_then_scale": "weight * (normalised, rounded to the input's dtype)",
+    "scale_then_cast": "(weight * normalised in float32), then rounded to the input's dtype",
+    "one_plus_scale": "(1 + weight) * normalised in float32, weight offset 1",
+}
+
+
+@dataclass(frozen=True)
+class NormFinding:
+    """What a norm computes. ``flavour`` is None when it is none of ours, then ``reason`` says why."""
+
+    flavour: str | None
+    eps_name: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class MLPFinding:
+    """What an MLP computes: ``down(activation(gate(x)) * up(x))``, or None and the reason why it does not."""
+
+    activation: str | None
+    packed: bool = False
+    reason: str = ""
+
+
+_norms: dict[Any, NormFinding] = {}
+_mlps: dict[Any, MLPFinding] = {}
+_norm_classes: dict[type, NormFinding] = {}
+
+
+class _Same:
+    """Compares by identity and keeps its object alive, so that no other object can take over its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """Attributes of ``module`` that its forward may read, as a key; objects (a config) count by identity."""
+    own = (
+        (k, v) for k, v in sorted(vars(module).items()) if not k.startswith("_") and k not in ("training", "forward")
+    )
+    return tuple((k, v if isinstance(v, bool | int | float | str | type(None)) else _Same(v)) for k, v in own)
+
+
+def _remembered(cache: dict[Any, Any], key: Any, find: Callable[[], Any]) -> Any:
+    """``cache[key]``, found when new. Bounded: a key holds a config, and each load brings its own."""
+    if key not in cache:
+        if len(cache) >= 256:
+            cache.clear()
+        cache[key] = find()
+    return cache[key]
+
+
+def _blank_copy(module: nn.Module) -> nn.Module:
+    """A module of the same class and settings, without its parameters, children, hooks and a bound ``forward``."""
+    copy = type(module).__new__(type(module))
+    nn.Module.__init__(copy)
+    fresh = set(vars(copy))
+    vars(copy).update({k: v for k, v in vars(module).items() if k not in fresh and k != "forward"})
+    return copy
+
+
+def _run(module: nn.Module, *inputs: torch.Tensor) -> Any:
+    return type(module).forward(module, *inputs)
+
+
+def eps_of(module: nn.Module) -> tuple[str, float] | None:
+    """The name and value of ``module``'s epsilon, or None. Zero is a value."""
+    for name in EPS_NAMES:
+        value = getattr(module, name, None)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return name, float(value)
+    return None
+
+
+def _norm_inputs(width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of ordinary, large and tiny size (where eps decides), and a weight on both sides of 0 and 1."""
+    generator = torch.Generator().manual_seed(20)
+    x = torch.randn(6, width, generator=generator, dtype=torch.float32, device="cpu")
+    scale = torch.tensor([1.0, 30.0, 1e-3, 0.3, 1e-2, 3.0], dtype=torch.float32, device="cpu")[:, None]
+    weight = torch.randn(width, generator=generator, dtype=torch.float32, device="cpu") * 1.5
+    return x * scale, weight
+
+
+def _compare_norm(module: Any, eps: float) -> str | None:
+    """The flavour whose reference gives the same bits as ``module`` for every mix of dtypes, or None."""
+    has_weight = getattr(module, "weight", None) is not None
+    x32, w32 = _norm_inputs(module.weight.shape[-1] if has_weight else 24)
+    candidates = list(FLAVOURS)
+    for x_dtype, w_dtype in itertools.product((torch.float32, torch.bfloat16), repeat=2):
+        x, weight = x32.to(x_dtype), w32.to(w_dtype) if has_weight else None
+        probe = _blank_copy(module)
+        if weight is not None:
+            probe.weight = nn.Parameter(weight, requires_grad=False)
+        got = _run(probe, x)
+        expected = {flavour: reference_rms_norm(x, weight, eps, flavour) for flavour in candidates}
+        candidates = [f for f in candidates if got.dtype == expected[f].dtype and torch.equal(got, expected[f])]
+    return candidates[0] if candidates else None
+
+
+def _examine(examine: Callable[[], Any]) -> Any:
+    """Run ``examine`` away from the device, dtype and gradient contexts that a model is built under."""
+    with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        return examine()
+
+
+def _find_norm(module: nn.Module) -> NormFinding:
+    name = type(module).__name__
+    eps = eps_of(module)
+    if eps is None:
+        return NormFinding(None, reason=f"{name} has none of the attributes {list(EPS_NAMES)} that hold epsilon")
+    weight = getattr(module, "weight", None)
+    if weight is not None and weight.dim() != 1:
+        return NormFinding(None, reason=f"{name}.weight has shape {tuple(weight.shape)}, expected [hidden_size]")
+    if any(True for _ in module.children()) or len(list(module.parameters(recurse=False))) > (weight is not None):
+        return NormFinding(None, reason=f"{name} has parameters or children besides `weight`")
+    try:
+        flavour = _examine(lambda: _compare_norm(module, eps[1]))
+    except Exception as error:  # noqa: BLE001 what a foreign class raises is the reason why it is not ours
+        return NormFinding(None, reason=f"{name} could not be run on a [6, hidden_size] input: {error!r}")
+    if flavour is None:
+        return NormFinding(None, reason=f"{name} computes none of {list(FLAVOURS)} (compared bit for bit)")
+    return NormFinding(flavour, eps[0])
+
+
+def norm_flavour(module: nn.Module) -> NormFinding:
+    """Which RMSNorm flavour ``module``'s class computes with ``module``'s settings."""
+    weight = getattr(module, "weight", None)
+    key = (type(module), _settings(module), None if weight is None else tuple(weight.shape))
+    return _remembered(_norms, key, lambda: _find_norm(module))
+
+
+def norm_class_flavour(module: nn.Module) -> NormFinding:
+    """:func:`norm_flavour`, decided once per class: the lookup that a forward can afford.
+
+    Raises:
+        ValueError: the class computes no known flavour; names the class, the reason and the ways out.
+    """
+    finding = _norm_classes.get(type(module))
+    if finding is None:
+        finding = norm_flavour(module)
+        if finding.flavour is None:
+            raise ValueError(
+                f"RMSNorm cannot run {type(module).__name__}: {finding.reason}. Known flavours: "
+                f"{'; '.join(f'{k} = {v}' for k, v in DESCRIPTIONS.items())}. "
+                "Leave this class out of the KernelConfig."
+            )
+        _norm_classes[type(module)] = finding
+    return finding
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def _activation_inputs() -> list[torch.Tensor]:
+    grid = torch.linspace(-9, 9, 721, dtype=torch.float32, device="cpu")
+    return [grid, grid.bfloat16(), grid.half()]
+
+
+def activation_name(function: Callable[[torch.Tensor], torch.Tensor]) -> str | None:
+    """ "silu", "gelu" or "gelu_tanh" when ``function`` gives its bits in float32, bfloat16 and float16, else None."""
+    inputs = _activation_inputs()
+    for name, known in ACTIVATIONS.items():
+        if all(torch.equal(function(x), known(x)) for x in inputs):
+            return name
+    return None
+
+
+def _small_linear(like: nn.Linear, fan_in: int, fan_out: int, generator: torch.Generator) -> nn.Linear:
+    linear = nn.Linear(fan_in, fan_out, bias=like.bias is not None, dtype=torch.float32)
+    for parameter in linear.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32))
+    return linear
+
+
+def _small_mlp(module: nn.Module, packed: bool) -> nn.Module:
+    """``module`` with products of width 6 and 10; its other children (activation, dropout) are its own."""
+    generator = torch.Generator().manual_seed(21)
+    probe = _blank_copy(module)
+    sizes = {"gate_proj": (6, 10), "up_proj": (6, 10), "gate_up_proj": (6, 20), "down_proj": (10, 6)}
+    for name, child in module.named_children():
+        known: Any = child
+        probe.add_module(
+            name, _small_linear(known, *sizes[name], generator) if name in (PACKED if packed else SEPARATE) else child
+        )
+    return probe
+
+
+def _is_gated(probe: Any, packed: bool, activation: str) -> bool:
+    """Whether ``probe`` computes the formula, in both modes, up to where a clamp or a cap would show."""
+    generator = torch.Generator().manual_seed(22)
+    act = ACTIVATIONS[activation]
+    for mode, size in itertools.product((False, True), (1.0, 40.0, 2000.0)):
+        probe.train(mode)
+        x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float32) * size
+        gate, up = probe.gate_up_proj(x).chunk(2, dim=-1) if packed else (probe.gate_proj(x), probe.up_proj(x))
+        if not torch.equal(_run(probe, x), probe.down_proj(act(gate) * up)):
+            return False
+    return True
+
+
+def activation_of(module: nn.Module) -> Any:
+    """The one child or attribute of ``module`` that is an activation function of :data:`ACTIVATIONS`, else None."""
+    found = []
+    for name, value in [*vars(module).items(), *module.named_children()]:
+        passive = isinstance(value, type | nn.Linear | nn.Dropout | nn.Identity)
+        if name.startswith("_") or name == "forward" or passive or not callable(value):
+            continue
+        try:
+            known = activation_name_of(value) is not None
+        except Exception:  # noqa: BLE001 not a function of one tensor: not the activation
+            continue
+        if known:
+            found.append(value)
+    return found[0] if len(found) == 1 else None
+
+
+def activation_name_of(function: Any) -> str | None:
+    """:func:`activation_name`, away from the device and dtype contexts that a model is built under."""
+    return _examine(lambda: activation_name(function))
+
+
+def _find_mlp(module: nn.Module) -> MLPFinding:
+    name = type(module).__name__
+    children = dict(module.named_children())
+    packed = "gate_up_proj" in children
+    projections = PACKED if packed else SEPARATE
+    wrong = [p for p in projections if type(children.get(p)) is not nn.Linear]
+    if wrong:
+        given = {p: type(children[p]).__name__ if p in children else "absent" for p in wrong}
+        return MLPFinding(
+            None, reason=f"{name} is no plain gated MLP: {given}, each of {projections} must be an nn.Linear"
+        )
+    extra = [n for n, p in module.named_parameters() if n.partition(".")[0] not in projections]
+    if extra:
+        return MLPFinding(None, reason=f"{name} has parameters besides {projections}: {extra}")
+    try:
+        function = activation_of(module)
+        activation = activation_name_of(function) if function is not None else None
+        if activation is None:
+            return MLPFinding(
+                None, reason=f"{name} has no single activation among {sorted(ACTIVATIONS)} (compared bit for bit)"
+            )
+        gated = _examine(lambda: _is_gated(_small_mlp(module, packed), packed, activation))
+    except Exception as error:  # noqa: BLE001 see _find_norm
+        return MLPFinding(None, reason=f"{name} could not be run on a [2, 3, hidden_size] input: {error!r}")
+    if not gated:
+        return MLPFinding(
+            None,
+            reason=f"{name} does not compute down_proj({activation}(gate) * up): it changes the values on the way",
+        )
+    return MLPFinding(activation, packed)
+
+
+def mlp_kind(module: nn.Module) -> MLPFinding:
+    """Whether ``module`` is a plain gated MLP, and with which activation, by running a narrow copy of it."""
+    biases = tuple((n, getattr(c, "bias", None) is not None) for n, c in module.named_children())
+    key = (type(module), _settings(module), biases, tuple(_Same(c) for c in module.children() if not c._parameters))
+    return _remembered(_mlps, key, lambda: _find_mlp(module))

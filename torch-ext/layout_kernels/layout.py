@@ -1,0 +1,138 @@
+"""The base of every ``<Name>Layout``: what a module that holds remapped weights needs, whatever it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from . import conversion, patching
+from .locations import Rule, locations, parent_path
+
+
+class Rules(list[Any]):
+    """A layout's ``conversion_mapping``. Reading it is the moment to look at the ``KernelConfig`` that asks for it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        reason = patching.conflicting_keys(patching.requested_kernel_mapping())
+        if reason is not None:
+            raise ValueError(f"This KernelConfig cannot work: {reason}")
+        return super().__iter__()
+
+
+def conversion_rules() -> Rules:
+    """The rules of every layout; empty where transformers is absent or too old to load through them."""
+    return Rules([conversion.LayoutConverter()] if conversion.WeightConverter is not None else [])
+
+
+class Layout(nn.Module):
+    """Parameters in a kernel's own layout, in the place of the module (or of the adjacent modules) that it replaces.
+
+    A subclass sets its parameters and attributes in ``__init__``, states ``rules()``, and has the ``forward`` of the
+    layer that it belongs to. ``__init__`` must not raise: transformers would leave the process patched. What is wrong
+    goes into ``refuse(reason)`` instead, and is raised as ``ValueError`` when ``from_pretrained`` ends (it calls
+    ``eval()`` on the model once the original classes are back, and before the model is returned).
+    """
+
+    is_layout = True  # copies of this package know each other's layouts by this, never by isinstance
+    conversion_mapping = conversion_rules()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusal: str | None = None
+        self.location = ""
+        self.child_names: tuple[str, ...] | None = None
+        self.loaded: set[str] = set()
+        self.verified = False
+        self.awaits_weights = False
+
+    def build(self, fill: Callable[[], None]) -> None:
+        """Run ``fill``, the subclass's own part of ``__init__``; what it raises becomes the reason to refuse."""
+        try:
+            fill()
+            patching.keep_fused_parents_whole()
+            patching.register_everywhere(list.copy(self.conversion_mapping))
+        except Exception as error:  # noqa: BLE001 raised by finish_loading, see the class docstring
+            self.refuse(str(error) or repr(error))
+        self.awaits_weights = any(parameter.is_meta for parameter in self.parameters())
+
+    def rules(self) -> list[Rule]:
+        """One :class:`Rule` for each parameter."""
+        raise NotImplementedError(f"{type(self).__name__} states no rules()")
+
+    def verify(self, model: nn.Module, path: str) -> None:
+        """Check once, while ``model`` is loaded, that this layout may stand at ``path``; see ``inspect``."""
+        if self.verified:
+            return
+        self.verified = True
+        self.location = path
+        try:
+            self.inspect(model.get_submodule(parent_path(path)))
+        except ValueError as error:
+            self.refuse(str(error))
+
+    def inspect(self, parent: nn.Module) -> None:
+        """Raise ValueError when what this layout computes is not what the original computes."""
+
+    def refuse(self, reason: str) -> None:
+        """Record why this layout cannot be used; the first reason stays."""
+        self.refusal = self.refusal or reason
+
+    def note_loaded(self, name: str) -> None:
+        """Record that parameter ``name`` was made from the checkpoint."""
+        self.loaded.add(name)
+
+    def resolve_child_names(self, path: str, model: nn.Module | None = None) -> None:
+        """Find the names of the children that were fused, from the class patches or, if given, from ``model``."""
+        if self.child_names is None:
+            self.child_names = patching.fused_children(type(self), path.rpartition(".")[2])
+        if self.child_names is None and model is not None:
+            self.child_names = patching.children_of_fused_parent(model.get_submodule(parent_path(path)))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        path = prefix.removesuffix(".")
+        self.location = path
+        self.resolve_child_names(path)
+        locations.note(self, path, destination)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.awaits_weights = False  # torch itself reports what is missing
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Layout:
+        self.awaits_weights = False  # to_empty() and the like: the caller fills the parameters
+        super()._apply(*args, **kwargs)
+        return self
+
+    def finish_loading(self) -> None:
+        """Raise what was recorded against this layout, and make sure that each of its parameters was loaded.
+
+        Raises:
+            ValueError: the layout was refused, or a parameter has no value from the checkpoint.
+        """
+        place = f" at {self.location!r}" if self.location else ""
+        if self.refusal is not None:
+            raise ValueError(f"{type(self).__name__}{place}: {self.refusal}")
+        if not self.awaits_weights:
+            return
+        self.awaits_weights = False
+        missing = [
+            name
+            for name, parameter in self.named_parameters()
+            if name not in self.loaded and not getattr(parameter, "_is_hf_initialized", False)
+        ]
+        if missing:
+            wanted = [s for rule in self.rules() if rule.target in missing for s in rule.sources]
+            raise ValueError(
+                f"{type(self).__name__}{place}: no checkpoint tensor was loaded for {missing} (from {wanted}). "
+                "Either the checkpoint lacks them, or the class patches of an earlier load are still registered in "
+                "this process: load inside kernel_loading(), which removes them."
+            )
+
+    def train(self, mode: bool = True) -> Layout:
+        """``nn.Module.train``, which is where a load ends: see :meth:`finish_loading`."""
+        self.finish_loading()
+        super().train(mode)
+        return self

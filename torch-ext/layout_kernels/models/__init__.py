@@ -1,0 +1,1 @@
+"""Putting layers into a model while it is loaded."""

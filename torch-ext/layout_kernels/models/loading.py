@@ -1,0 +1,191 @@
+"""``kernel_loading()``: load a model with kernels and leave the process as it was.
+
+A load through ``KernelConfig`` changes things that belong to the whole process: transformers keeps the class
+patches and the conversion rules for every later load, lets the output recorders of shared classes point at fused
+classes, does not put classes back when a constructor raises, and its list of devices lacks "cpu".
+
+Sources: transformers 5.22.2, ``monkey_patching.py``, ``conversion_mapping.py``, ``utils/kernel_config.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from .versions import check_versions
+
+_lock = threading.RLock()
+_depth = 0
+
+
+@contextmanager
+def _restored(get: Callable[[], Any], put: Callable[[Any], None]) -> Iterator[None]:
+    before = get()
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def _refill(target: Any, content: Any) -> None:
+    """Give a shared container back its content; whoever imported it by name keeps seeing it."""
+    target.clear()
+    (target.extend if isinstance(target, list) else target.update)(content)
+
+
+def _copied_conversions(module: Any) -> dict[str, Any] | None:
+    table = module._checkpoint_conversion_mapping_cache
+    return None if table is None else {name: list(rules) for name, rules in table.items()}
+
+
+@contextmanager
+def _registries() -> Iterator[None]:
+    """Class patches, conversion rules, the names that users registered, and the device list, with "cpu" in it."""
+    from transformers import conversion_mapping, monkey_patching
+    from transformers.utils import kernel_config
+
+    patches = monkey_patching._monkey_patch_mapping_cache
+    names = conversion_mapping.USER_REGISTERED_MAPPINGS
+    devices = kernel_config.KERNELS_SUPPORTED_DEVICE_TYPES
+
+    def put_conversions(table: dict[str, Any] | None) -> None:
+        conversion_mapping._checkpoint_conversion_mapping_cache = table  # type: ignore[assignment]
+
+    with ExitStack() as stack:
+        for shared in (patches, names, devices):
+            stack.enter_context(_restored(shared.copy, partial(_refill, shared)))
+        stack.enter_context(_restored(lambda: _copied_conversions(conversion_mapping), put_conversions))
+        if "cpu" not in devices:
+            devices.append("cpu")
+        yield
+
+
+def _recorder_state(recorders: Any) -> Any:
+    """A copy of a ``_can_record_outputs`` value, with the target class of each recorder object, which is shared."""
+    several = recorders if isinstance(recorders, list) else [recorders]
+    return list(recorders) if isinstance(recorders, list) else recorders, [
+        (recorder, recorder.target_class) for recorder in several if hasattr(recorder, "target_class")
+    ]
+
+
+@contextmanager
+def _output_recorders() -> Iterator[None]:
+    """Put back what ``patch_output_recorders`` writes into the classes of a model's submodules.
+
+    The patched model does not need it: a fused class is a subclass of the recorded one, which records it too.
+    """
+    from transformers import modeling_utils
+
+    original = modeling_utils.patch_output_recorders
+    saved: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+
+    def saving(model: Any) -> None:
+        for module in model.modules():
+            recorded = getattr(module, "_can_record_outputs", None)
+            if isinstance(recorded, dict) and id(recorded) not in saved:
+                saved[id(recorded)] = (recorded, {k: _recorder_state(v) for k, v in recorded.items()})
+        original(model)
+
+    modeling_utils.patch_output_recorders = saving
+    try:
+        yield
+    finally:
+        modeling_utils.patch_output_recorders = original
+        for recorded, content in saved.values():
+            for name, (recorders, targets) in content.items():
+                recorded[name] = recorders
+                for recorder, target in targets:
+                    recorder.target_class = target
+
+
+def _transformers_modules() -> list[Any]:
+    modules = list(sys.modules.items())
+    return [module for name, module in modules if name.startswith("transformers.") and module is not None]
+
+
+@contextmanager
+def _class_patches() -> Iterator[None]:
+    """Put classes back that ``apply_patches`` left replaced because a constructor raised."""
+    from transformers import modeling_utils
+    from transformers.monkey_patching import get_patch_mapping
+
+    original = modeling_utils.apply_patches
+
+    @contextmanager
+    def applying() -> Iterator[None]:
+        mine = set(get_patch_mapping().values())
+        before = {id(module): dict(vars(module)) for module in _transformers_modules()} if mine else {}
+        try:
+            with original():
+                yield
+        except BaseException:
+            for module in _transformers_modules():
+                for name, value in list(vars(module).items()):
+                    if isinstance(value, type) and value in mine and id(module) in before:
+                        setattr(module, name, before[id(module)].get(name, value))
+            raise
+
+    modeling_utils.apply_patches = applying
+    try:
+        yield
+    finally:
+        modeling_utils.apply_patches = original
+
+
+@contextmanager
+def _whole_parents() -> Iterator[None]:
+    """Put back the ``_no_split_modules`` of the classes to which a layout added its fused parent."""
+    from transformers import PreTrainedModel
+
+    def classes() -> dict[type, Any]:
+        found: dict[type, Any] = {}
+        waiting: list[type] = [PreTrainedModel]
+        while waiting:
+            cls = waiting.pop()
+            waiting.extend(cls.__subclasses__())
+            if "_no_split_modules" in vars(cls):
+                found[cls] = vars(cls)["_no_split_modules"]
+        return found
+
+    before = classes()
+    try:
+        yield
+    finally:
+        for cls, names in classes().items():
+            kept = [n for n in names or () if not _is_fused_name(n, cls)] if isinstance(names, list) else names
+            cls._no_split_modules = before.get(cls, kept)  # type: ignore[attr-defined]
+
+
+def _is_fused_name(name: str, cls: type) -> bool:
+    return name.startswith("Fused") and name not in vars(sys.modules[cls.__module__])
+
+
+@contextmanager
+def kernel_loading() -> Iterator[None]:
+    """Load models with our layers inside this context: ``with kernel_loading(): AutoModel.from_pretrained(...)``.
+
+    Admits "cpu" as a device of ``KernelConfig``. On exit, after success or an error, every process-wide registry of
+    transformers that a kernel load writes to is as it was on entry, so the next stock load is stock. The loaded model
+    keeps its layers, runs, trains and saves outside. May be nested; other threads wait, since the registries are
+    shared.
+
+    Raises:
+        ImportError: transformers and kernels are not installed in versions that work together.
+    """
+    global _depth
+    check_versions()
+    with _lock, ExitStack() as stack:
+        if _depth == 0:
+            for scope in (_registries, _output_recorders, _class_patches, _whole_parents):
+                stack.enter_context(scope())
+        else:
+            stack.enter_context(_registries())
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1

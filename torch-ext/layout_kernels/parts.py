@@ -1,0 +1,219 @@
+"""How a layout takes over a norm or a gated MLP: sizes, parameters, and the proof that it computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import flavours, patching
+from .layout import Layout
+from .locations import Rule
+
+try:
+    from transformers.activations import ACT2FN
+except ImportError:  # see conversion.py; only layouts made from a config need it
+    ACT2FN = None  # type: ignore[assignment]
+
+SIZE_NAMES = ("hidden_size", "dim", "normalized_shape", "hidden_dim", "embed_dim", "d_model")
+ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function")
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether calling ``module`` is exactly ``F.linear(x, module.weight, module.bias)``.
+
+    False for a subclass or a wrapper (LoRA, quantised), hooks (offloaded), a replaced forward, and a weight that is a
+    tensor subclass: reading the weight there would give other values than calling the module.
+    """
+    return (
+        type(module) is nn.Linear
+        and type(module.weight) is nn.Parameter
+        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        and not (module._backward_pre_hooks or "forward" in module.__dict__)
+    )
+
+
+def norm_arguments(arguments: Arguments) -> tuple[int, float]:
+    """hidden_size and epsilon from the arguments of a norm's class, in the forms that transformers' classes take."""
+    args, kwargs = arguments
+    size = args[0] if args else next((kwargs[name] for name in SIZE_NAMES if name in kwargs), None)
+    if not isinstance(size, int):
+        raise ValueError(
+            f"no hidden_size in the arguments {args}, {kwargs}: expected an int, first or as one of {SIZE_NAMES}"
+        )
+    eps = args[1] if len(args) > 1 else next((kwargs[n] for n in flavours.EPS_NAMES if n in kwargs), 1e-6)
+    return size, eps
+
+
+def wrong_flavour(layer: str, finding: flavours.NormFinding, expected: str) -> ValueError:
+    """The error that says what the replaced norm computes, and what ``layer`` computes."""
+    computes = flavours.DESCRIPTIONS.get(finding.flavour or "", "something else")
+    return ValueError(
+        f"the class that it replaces computes {finding.flavour or 'no known flavour'} ({finding.reason or computes}), "
+        f"{layer} computes {expected} ({flavours.DESCRIPTIONS[expected]}). Let the key name exactly the classes that "
+        "compute the latter, for example 'LlamaRMSNorm'."
+    )
+
+
+def replaced_norm(
+    layout: type[Layout], parent: nn.Module, arguments: Arguments, shape: torch.Size
+) -> tuple[flavours.NormFinding, float]:
+    """What the norm computes that ``layout`` stands in for below ``parent``, and its epsilon.
+
+    Raises:
+        ValueError: no class fits, or several fit and they differ.
+    """
+    args, kwargs = arguments
+    results: dict[str, tuple[flavours.NormFinding, float]] = {}
+    for cls in patching.original_classes(layout, parent):
+        try:
+            original = patching.build_original(cls, args, kwargs)
+        except TypeError:
+            continue  # another class of the same module that the key covers, with other arguments
+        weight = getattr(original, "weight", None)
+        if weight is not None and weight.shape == shape:
+            eps = flavours.eps_of(original)
+            results[cls.__name__] = (flavours.norm_flavour(original), eps[1] if eps else 0.0)
+    if not results:
+        raise ValueError(
+            f"no class that takes {args}, {kwargs} and has a weight of shape {tuple(shape)} was found to compare with"
+        )
+    if len(set(results.values())) > 1:
+        kinds = {name: finding.flavour or finding.reason for name, (finding, _) in results.items()}
+        raise ValueError(
+            f"the key covers classes that compute different things, {kinds}: use one exact class name as the key"
+        )
+    return next(iter(results.values()))
+
+
+def take_norm(layout: Any, norm: nn.Module) -> None:
+    """Give ``layout`` the ``scale``, ``variance_epsilon`` and ``flavour`` of ``norm``, a module or a norm layout."""
+    if getattr(norm, "is_layout", False):
+        known: Any = norm
+        if known.refusal is not None:
+            raise ValueError(known.refusal)
+        if not hasattr(known, "scale"):
+            raise ValueError(f"the first child is a {type(norm).__name__}, expected a norm")
+        layout.norm_layout = (type(norm), known.arguments)
+        layout.flavour, layout.variance_epsilon = known.flavour, known.variance_epsilon
+        like = known.scale
+    else:
+        finding = flavours.norm_flavour(norm)
+        if finding.flavour is None:
+            raise ValueError(f"the first child cannot be fused: {finding.reason}")
+        layout.flavour, layout.variance_epsilon = finding.flavour, getattr(norm, finding.eps_name)
+        like = norm.weight
+    if like is None:
+        raise ValueError(f"the first child, {type(norm).__name__}, has no weight")
+    layout.scale = nn.Parameter(torch.empty_like(like))
+
+
+def _linear(like: nn.Linear, out_features: int) -> nn.Linear:
+    weight = like.weight
+    return nn.Linear(like.in_features, out_features, like.bias is not None, device=weight.device, dtype=weight.dtype)
+
+
+def take_mlp(layout: Any, mlp: nn.Module) -> None:
+    """Give ``layout`` the ``gate_up_proj``, ``down_proj`` and ``act_fn`` of the plain gated MLP ``mlp``."""
+    if getattr(mlp, "is_layout", False):
+        raise ValueError(
+            f"another key has already replaced the MLP by {type(mlp).__name__}; an MLP key beside a fusion key cannot "
+            'work. Use the fusion key alone: (("RMSNorm", "<parent>.<norm>"), ("MLP", "<parent>.<mlp>"))'
+        )
+    finding = flavours.mlp_kind(mlp)
+    if finding.activation is None:
+        raise ValueError(f"the MLP cannot be taken over: {finding.reason}")
+    children: Any = mlp
+    layout.packed, layout.activation = finding.packed, finding.activation
+    if finding.packed:
+        layout.gate_up_proj = _linear(children.gate_up_proj, children.gate_up_proj.out_features)
+    else:
+        gate, up = children.gate_proj, children.up_proj
+        if gate.weight.shape != up.weight.shape or (gate.bias is None) != (up.bias is None):
+            raise ValueError(
+                f"gate_proj {gate} and up_proj {up} of {type(mlp).__name__} differ, expected equal shapes and biases"
+            )
+        layout.gate_up_proj = _linear(gate, 2 * gate.out_features)
+    layout.down_proj = _linear(children.down_proj, children.down_proj.out_features)
+    layout.act_fn = flavours.activation_of(mlp)
+
+
+def mlp_rules(layout: Any, child: int) -> list[Rule]:
+    """The rules of ``gate_up_proj`` and ``down_proj``, which come from the replaced child number ``child``."""
+    if not hasattr(layout, "down_proj"):
+        return []  # refused before it had parameters
+    rules = []
+    for kind in ("weight", "bias"):
+        sources = ("gate_up_proj",) if layout.packed else ("gate_proj", "up_proj")
+        if getattr(layout.gate_up_proj, kind) is not None:
+            rules.append(Rule(f"gate_up_proj.{kind}", tuple(f"{name}.{kind}" for name in sources), child))
+        if getattr(layout.down_proj, kind) is not None:
+            rules.append(Rule(f"down_proj.{kind}", (f"down_proj.{kind}",), child))
+    return rules
+
+
+def mlp_from_config(layout: Any, arguments: Arguments) -> None:
+    """Give ``layout`` the parameters of an MLP of ``config`` and optional sizes; :func:`compare_mlp` checks them."""
+    (config, *rest), kwargs = arguments if arguments[0] else ((arguments[1].get("config"),), arguments[1])
+    sizes = [value for value in rest if isinstance(value, int) and not isinstance(value, bool)]
+    flags = [value for value in rest if isinstance(value, bool)]
+    hidden = (
+        kwargs.get("hidden_size") or (sizes[0] if len(sizes) > 1 else None) or getattr(config, "hidden_size", None)
+    )
+    inner = (
+        kwargs.get("intermediate_size") or (sizes[-1] if sizes else None) or getattr(config, "intermediate_size", None)
+    )
+    name = next((getattr(config, n) for n in ACTIVATION_NAMES if isinstance(getattr(config, n, None), str)), None)
+    if not isinstance(hidden, int) or not isinstance(inner, int) or name is None or ACT2FN is None:
+        raise ValueError(
+            f"the arguments {arguments} do not give hidden_size ({hidden}), intermediate_size ({inner}) and one of "
+            f'{ACTIVATION_NAMES} ({name}); use the tuple key (("MLP", "<parent>.<mlp>"),), which hands over the module'
+        )
+    bias = bool(kwargs.get("bias", flags[0] if flags else getattr(config, "mlp_bias", False)))
+    layout.act_fn = ACT2FN[name]
+    layout.activation = flavours.activation_name_of(layout.act_fn)
+    if layout.activation is None:
+        raise ValueError(f"activation {name!r} is not supported, supported: {sorted(flavours.ACTIVATIONS)}")
+    layout.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=bias)
+    layout.down_proj = nn.Linear(inner, hidden, bias=bias)
+
+
+def _shape_of(module: Any) -> tuple[Any, ...]:
+    """Sizes and biases that decide whether two MLPs hold the same parameters."""
+    packed = hasattr(module, "gate_up_proj")
+    first = [module.gate_up_proj] if packed else [module.gate_proj, module.up_proj]
+    rows = sum(linear.weight.shape[0] for linear in first)
+    down = module.down_proj
+    return rows, first[0].weight.shape[1], first[0].bias is not None, tuple(down.weight.shape), down.bias is not None
+
+
+def compare_mlp(layout: Any, parent: nn.Module, arguments: Arguments) -> None:
+    """Check a layout made from a config against the class that it stands in for below ``parent``.
+
+    Sets ``layout.packed`` from it, which the config does not tell.
+
+    Raises:
+        ValueError: the class has other shapes, biases or activation, or is no plain gated MLP.
+    """
+    args, kwargs = arguments
+    way_out = 'use the tuple key (("MLP", "<parent>.<mlp>"),), which hands over the module itself'
+    seen: list[str] = []
+    for cls in patching.original_classes(type(layout), parent):
+        try:
+            original = patching.build_original(cls, args, kwargs)
+        except TypeError:
+            continue
+        finding = flavours.mlp_kind(original)
+        seen.append(cls.__name__)
+        if finding.activation is None:
+            raise ValueError(f"the MLP cannot be taken over: {finding.reason}")
+        given, expected = (_shape_of(layout), layout.activation), (_shape_of(original), finding.activation)
+        if given != expected:
+            raise ValueError(
+                f"{cls.__name__} has (shapes and biases, activation) {expected}, its config gives {given}; {way_out}"
+            )
+        layout.packed = finding.packed
+    if not seen:
+        raise ValueError(f"no class that takes {args}, {kwargs} was found to compare with; {way_out}")
