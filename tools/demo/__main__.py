@@ -1,0 +1,121 @@
+"""`make demo`: build, make the checkpoint once, load it stock and with our layers, compare tokens, speed and memory.
+
+The last line is `demo: tokens equal N/N (ties T) prefill x<ratio> decode x<ratio>`; the exit status is 1 when a
+position differs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from tools.build_variants import build
+from tools.demo import models, timing
+from tools.demo.comparison import Comparison, Trace, compare, follow
+from tools.make_checkpoint import ensure_checkpoint
+from tools.project import ROOT
+
+QUESTION = "Explain in a few sentences why the sky is blue."
+POSITIONS = 64
+
+
+def main() -> int:
+    """Run the demo; returns the exit status."""
+    transformers.utils.logging.disable_progress_bar()
+    build(ROOT / "build")
+    models.use_local_build()
+    checkpoint = ensure_checkpoint()
+    costs = measure_costs(checkpoint)
+    stock, ours = models.load_stock(checkpoint), models.load_with_kernels(checkpoint)
+    print_layers(models.count_layers(ours), ours)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    prompt = encode(tokenizer)
+    reference = follow(stock, prompt, POSITIONS)
+    print_answers(tokenizer, reference, follow(ours, prompt, POSITIONS))
+    led = follow(ours, prompt, POSITIONS, forced=reference.tokens)
+    weights = stock.get_output_embeddings().weight  # type: ignore[operator,union-attr]
+    comparison = compare(reference, led, weights, stock.config.num_hidden_layers)  # type: ignore[union-attr,arg-type]
+    print_comparison(comparison, tokenizer)
+
+    prefill, decode = timing.measure_speeds(stock, ours, prompt)
+    print_table(costs, prefill, decode)
+    print(
+        f"demo: tokens equal {comparison.equal}/{comparison.total} (ties {comparison.ties}) "
+        f"prefill x{prefill.ratio:.2f} decode x{decode.ratio:.2f}"
+    )
+    return 0 if comparison.equal == comparison.total else 1
+
+
+def measure_costs(checkpoint: Path) -> tuple[timing.LoadCost, timing.LoadCost]:
+    """Load cost of the stock model and of ours, with the file in the page cache for both."""
+    with (checkpoint / "model.safetensors").open("rb") as source, open("/dev/null", "wb") as sink:
+        shutil.copyfileobj(source, sink, 1 << 22)
+    return timing.measure_load("stock", checkpoint), timing.measure_load("kernels", checkpoint)
+
+
+def encode(tokenizer: Any) -> torch.Tensor:
+    """The question in the model's chat form [1, T]."""
+    messages = [{"role": "user", "content": QUESTION}]
+    encoded = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    return encoded["input_ids"]
+
+
+def print_layers(layers: Counter[str], model: nn.Module) -> None:
+    """How many layers of which class run which implementation."""
+    print(f"\nlayers of {type(model).__name__}")
+    for name, count in sorted(layers.items()):
+        print(f"  {count:3d} {name}")
+
+
+def print_answers(tokenizer: Any, stock: Trace, ours: Trace) -> None:
+    """The question and each model's own greedy answer, up to its end."""
+    print(f"\nprompt: {QUESTION}")
+    for name, trace in (("stock", stock), ("ours", ours)):
+        end = trace.tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in trace.tokens else POSITIONS
+        print(f"{name:>6}: {tokenizer.decode(trace.tokens[:end], skip_special_tokens=True)}")
+
+
+def print_comparison(comparison: Comparison, tokenizer: Any) -> None:
+    """The bound and every position where the picks differ."""
+    bounds = sorted(comparison.bounds)
+    print(
+        f"\ntokens compared along stock's answer, {comparison.total} positions; bf16 bound of the gap between two "
+        f"candidates' logits: {bounds[0]:.2f} to {bounds[-1]:.2f}, median {bounds[len(bounds) // 2]:.2f} "
+        "(3 sigma of rounding + 2 spacings; see tools/demo/comparison.py)"
+    )
+    for position in comparison.disputed:
+        stock, ours = (repr(tokenizer.decode([token])) for token in (position.stock, position.ours))
+        verdict = "tie" if position.is_tie else "DIFFERS"
+        print(
+            f"  position {position.index}: stock picks {stock} by {position.stock_gap:.3f}, ours {ours} by "
+            f"{position.our_gap:.3f}, bound {position.bound:.3f}: {verdict}"
+        )
+
+
+def print_table(costs: tuple[timing.LoadCost, timing.LoadCost], prefill: timing.Speed, decode: timing.Speed) -> None:
+    """Cost and speed of both models side by side."""
+    stock, ours = costs
+    rows = [
+        ("load, s", stock.seconds, ours.seconds, stock.seconds / ours.seconds),
+        ("peak memory, MiB", stock.peak_mib, ours.peak_mib, stock.peak_mib / ours.peak_mib),
+        (f"prefill {timing.PREFILL_TOKENS}, tokens/s", prefill.stock, prefill.ours, prefill.ratio),
+        ("decode, tokens/s", decode.stock, decode.ours, decode.ratio),
+    ]
+    print(f"\n{'':24}{'stock':>10}{'ours':>10}   ratio, above 1: ours is better ({torch.get_num_threads()} threads)")
+    for label, first, second, ratio in rows:
+        print(f"{label:24}{first:10.2f}{second:10.2f}   x{ratio:.2f}")
+    print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
