@@ -1,4 +1,4 @@
-"""RMSNorm and gated-MLP kernels for transformers models on CUDA, Ascend NPU and CPU, with the layouts of their weights.
+"""RMSNorm and gated-MLP kernels for transformers models on CUDA, Ascend NPU and CPU, and their weight layouts.
 
 Importing this package loads neither torch nor a device's SDK; each name is loaded when it is first asked for.
 """

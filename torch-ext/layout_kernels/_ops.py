@@ -14,7 +14,7 @@ from typing import Any
 _SOURCE = "_layout_kernels_source"
 _PACKAGE = __name__.rpartition(".")[0]
 
-# A copy of the source tree that is loaded under another name needs operators of its own: the namespace is process-wide.
+# A copy of the source tree under another name needs operators of its own: the namespace is process-wide.
 NAMESPACE = _SOURCE if _PACKAGE == "layout_kernels" else f"{_SOURCE}_{re.sub(r'[^0-9A-Za-z]+', '_', _PACKAGE)}"
 
 # Native extensions of this copy: what they serve, and the module in this package that holds them. A kind that is not

@@ -24,6 +24,9 @@ def check_tensor(name: str, value: Any, like: torch.Tensor | None = None) -> Non
     """
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(value).__name__}")
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else str(value.layout)
+        raise TypeError(f"{name} must be a dense tensor, not {kind}; convert it with to_dense() or to_padded_tensor()")
     if value.dtype not in DTYPES:
         raise TypeError(f"{name} must be {_NAMES}, not {value.dtype}; convert it first")
     if like is not None and value.device != like.device:
@@ -45,7 +48,21 @@ def check_vector(name: str, value: Any, width: int, like: torch.Tensor) -> None:
     if value.dim() != 1 or value.shape[0] != width:
         raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be [{width}], the width of the input")
     if value.dtype is torch.float64 and like.dtype is not torch.float64:
-        raise TypeError(f"{name} is float64 and the input {like.dtype}; convert {name} to float32 or the input to float64")
+        raise TypeError(
+            f"{name} is float64 and the input {like.dtype}; convert {name} to float32 or the input to float64"
+        )
+
+
+def check_grad(grad: Any, shape: Sequence[int], like: torch.Tensor) -> None:
+    """A gradient of the result: its shape, and the device of `like`."""
+    check_tensor("grad", grad, like)
+    if grad.shape != shape:
+        raise ValueError(f"grad has shape {tuple(grad.shape)}; it must be {tuple(shape)}, the shape of the result")
+
+
+def or_empty(grad: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """A gradient, or an empty tensor where it was not asked for: an operator must return a tensor."""
+    return like.new_empty(0) if grad is None else grad
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:

@@ -1,12 +1,18 @@
-"""`gated_activation`: the argument check and the public function."""
+"""`gated_activation` for torch: argument check, operators, autograd and the public function."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ..arguments import check_choice, check_rows
-from . import ACTIVATIONS
-from . import reference
+from ...dispatch.launch import define_operator, is_direct
+from ...dispatch.runtime import RUNTIME
+from ..arguments import check_choice, check_grad, check_rows
+from . import ACTIVATIONS, BACKWARD_CONTRACT, CONTRACT, reference
+
+_forward = RUNTIME.functions(CONTRACT.operation)
+_backward = RUNTIME.functions(BACKWARD_CONTRACT.operation)
 
 
 def check_arguments(gate_up: torch.Tensor, activation: str) -> None:
@@ -19,6 +25,64 @@ def check_arguments(gate_up: torch.Tensor, activation: str) -> None:
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up has shape {tuple(gate_up.shape)}; its last dimension must be even: gate, then up")
     check_choice("activation", activation, ACTIVATIONS)
+
+
+def _result_shape(gate_up: torch.Tensor) -> tuple[int, ...]:
+    return (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+def _launch(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    check_arguments(gate_up, activation)
+    return _forward[gate_up.device.type](gate_up, activation)
+
+
+def _fake(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    check_arguments(gate_up, activation)
+    return torch.empty(_result_shape(gate_up), dtype=gate_up.dtype, device=gate_up.device)
+
+
+def _launch_backward(grad: torch.Tensor, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    check_arguments(gate_up, activation)
+    check_grad(grad, _result_shape(gate_up), gate_up)
+    return _backward[gate_up.device.type](grad, gate_up, activation)
+
+
+def _fake_backward(grad: torch.Tensor, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    check_arguments(gate_up, activation)
+    check_grad(grad, _result_shape(gate_up), gate_up)
+    return torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+
+
+class _GatedActivation(torch.autograd.Function):
+    @staticmethod
+    def forward(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        return FORWARD(gate_up, activation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG004, torch passes it by name
+        gate_up, ctx.activation = inputs
+        ctx.save_for_backward(gate_up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return BACKWARD(grad, *ctx.saved_tensors, ctx.activation), None
+
+
+FORWARD = define_operator(
+    CONTRACT.operation,
+    _launch,
+    mutates_args=CONTRACT.mutates,
+    fake=_fake,
+    differentiable=_GatedActivation.apply,
+    plain=reference.gated_activation,
+)
+BACKWARD = define_operator(
+    BACKWARD_CONTRACT.operation,
+    _launch_backward,
+    mutates_args=BACKWARD_CONTRACT.mutates,
+    fake=_fake_backward,
+    differentiable=reference.gated_activation_backward,
+)
 
 
 def gated_activation(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
@@ -37,5 +101,9 @@ def gated_activation(gate_up: torch.Tensor, activation: str = "silu") -> torch.T
         TypeError, ValueError: an argument is not as above.
         NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
     """
+    if torch.compiler.is_compiling():
+        return FORWARD(gate_up, activation)
     check_arguments(gate_up, activation)
-    return reference.gated_activation(gate_up, activation)
+    if is_direct(gate_up):
+        return _forward[gate_up.device.type](gate_up, activation)
+    return FORWARD(gate_up, activation)

@@ -11,7 +11,9 @@ import math
 import torch
 from torch.nn import functional
 
+from ...dispatch import EXECUTION_MODES, register_kernel
 from ..arguments import compute_dtype
+from . import BACKWARD_CONTRACT, CONTRACT
 
 
 def activate(gate: torch.Tensor, activation: str) -> torch.Tensor:
@@ -38,6 +40,15 @@ def derivative(gate: torch.Tensor, activation: str) -> torch.Tensor:
     return 0.5 * (1 + tanh) + 0.5 * gate * (1 - tanh * tanh) * inner
 
 
+@register_kernel(
+    name="reference.gated_activation",
+    contract=CONTRACT,
+    device="any",
+    execution_modes=EXECUTION_MODES,
+    input_domain="all that the operation takes",
+    solution="reference",
+    priority=-1000,
+)
 def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """act(gate) * up, rounded to the dtype after each of the two; the first half of the last dimension is the gate."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -45,8 +56,17 @@ def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return (activate(gate.contiguous(), activation) * up).contiguous()
 
 
+@register_kernel(
+    name="reference.gated_activation_backward",
+    contract=BACKWARD_CONTRACT,
+    device="any",
+    execution_modes=EXECUTION_MODES,
+    input_domain="all that the operation takes",
+    solution="reference",
+    priority=-1000,
+)
 def gated_activation_backward(grad: torch.Tensor, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """[grad * up * act'(gate), grad * act(gate)], the shape of gate_up; the activation is rounded as in the forward."""
+    """[grad * up * act'(gate), grad * act(gate)]: gate_up's shape; the activation is rounded as in the forward."""
     compute = compute_dtype(gate_up.dtype)
     gate, up = gate_up.chunk(2, dim=-1)
     grad = grad.to(compute)

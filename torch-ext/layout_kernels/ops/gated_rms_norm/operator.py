@@ -1,12 +1,18 @@
-"""`gated_rms_norm`: the argument check and the public function."""
+"""`gated_rms_norm` for torch: argument check, operators, autograd and the public function."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ..arguments import check_choice, check_eps, check_rows, check_tensor, check_vector
-from . import ACTIVATIONS, FLAVOURS, ORDERS
-from . import reference
+from ...dispatch.launch import define_operator, is_direct
+from ...dispatch.runtime import RUNTIME
+from ..arguments import check_choice, check_eps, check_grad, check_rows, check_tensor, check_vector, or_empty
+from . import ACTIVATIONS, BACKWARD_CONTRACT, CONTRACT, FLAVOURS, ORDERS, reference
+
+_forward = RUNTIME.functions(CONTRACT.operation)
+_backward = RUNTIME.functions(BACKWARD_CONTRACT.operation)
 
 
 def check_arguments(
@@ -42,6 +48,132 @@ def check_arguments(
         raise ValueError(f"group_size must divide the width {x.shape[-1]}; given {group_size}")
 
 
+def result_dtype(x: torch.dtype, weight: torch.dtype | None, flavour: str, order: str) -> torch.dtype:
+    """The dtype of the result: that of x, or the wider of x's and weight's where the scale comes last."""
+    if weight is None or flavour != "cast_then_scale" or order != "gate_then_norm":
+        return x
+    return torch.promote_types(x, weight)
+
+
+def _launch(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    flavour: str,
+    order: str,
+    group_size: int | None,
+    activation: str,
+) -> torch.Tensor:
+    check_arguments(x, gate, weight, eps, flavour, order, group_size, activation)
+    return _forward[x.device.type](x, gate, weight, eps, flavour, order, group_size, activation)
+
+
+def _fake(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    flavour: str,
+    order: str,
+    group_size: int | None,
+    activation: str,
+) -> torch.Tensor:
+    check_arguments(x, gate, weight, eps, flavour, order, group_size, activation)
+    dtype = result_dtype(x.dtype, None if weight is None else weight.dtype, flavour, order)
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+def _launch_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    flavour: str,
+    order: str,
+    group_size: int | None,
+    activation: str,
+    need_x: bool,
+    need_gate: bool,
+    need_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    args = (x, gate, weight, eps, flavour, order, group_size, activation)
+    check_arguments(*args)
+    check_grad(grad, x.shape, x)
+    grads = _backward[x.device.type](grad, *args, need_x, need_gate, need_weight)
+    return or_empty(grads[0], x), or_empty(grads[1], x), or_empty(grads[2], x)
+
+
+def _fake_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    flavour: str,
+    order: str,
+    group_size: int | None,
+    activation: str,
+    need_x: bool,
+    need_gate: bool,
+    need_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    check_arguments(x, gate, weight, eps, flavour, order, group_size, activation)
+    check_grad(grad, x.shape, x)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_x else None
+    grad_gate = torch.empty(x.shape, dtype=gate.dtype, device=x.device) if need_gate else None
+    grad_weight = torch.empty_like(weight) if need_weight and weight is not None else None
+    return or_empty(grad_x, x), or_empty(grad_gate, x), or_empty(grad_weight, x)
+
+
+def _plain_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(or_empty(found, x) for found in reference.gated_rms_norm_backward(grad, x, *rest))
+
+
+class _GatedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        weight: torch.Tensor | None,
+        eps: float,
+        flavour: str,
+        order: str,
+        group_size: int | None,
+        activation: str,
+    ) -> torch.Tensor:
+        return FORWARD(x, gate, weight, eps, flavour, order, group_size, activation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG004, torch passes it by name
+        ctx.save_for_backward(*inputs[:3])
+        ctx.settings = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        needs = ctx.needs_input_grad[:3]
+        grads = BACKWARD(grad, *ctx.saved_tensors, *ctx.settings, *needs)
+        return *(found if need else None for found, need in zip(grads, needs, strict=True)), *(None,) * 5
+
+
+FORWARD = define_operator(
+    CONTRACT.operation,
+    _launch,
+    mutates_args=CONTRACT.mutates,
+    fake=_fake,
+    differentiable=_GatedRMSNorm.apply,
+    plain=reference.gated_rms_norm,
+)
+BACKWARD = define_operator(
+    BACKWARD_CONTRACT.operation,
+    _launch_backward,
+    mutates_args=BACKWARD_CONTRACT.mutates,
+    fake=_fake_backward,
+    differentiable=_plain_backward,
+)
+
+
 def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -59,8 +191,8 @@ def gated_rms_norm(
     - `gate_then_norm`: scale(norm(x * a)) (source: transformers' `MambaRMSNormGated`, `Zamba2RMSNormGated` in groups);
     - `norm_then_gate`: round(scale(norm(x)) * a) (`Qwen3NextRMSNormGated`, `KimiLinearRMSNormGated`).
 
-    scale(n) is weight * round(n) with `cast_then_scale`, and weight * n with `scale_then_cast` (`FalconH1RMSNormGated`);
-    round is to the dtype of x, and ends scale_then_cast too.
+    scale(n) is weight * round(n) with `cast_then_scale`, and weight * n with `scale_then_cast`
+    (`FalconH1RMSNormGated`); round is to the dtype of x, and ends scale_then_cast too.
 
     Args:
         x: [..., width], any strides; float16, bfloat16, float32 or float64.
@@ -81,5 +213,9 @@ def gated_rms_norm(
         NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
     """
     args = (x, gate, weight, eps, flavour, order, group_size, activation)
+    if torch.compiler.is_compiling():
+        return FORWARD(*args)
     check_arguments(*args)
-    return reference.gated_rms_norm(*args)
+    if is_direct(x, gate, weight):
+        return _forward[x.device.type](*args)
+    return FORWARD(*args)

@@ -1,16 +1,19 @@
 """`gated_rms_norm` in plain PyTorch: what the operation means.
 
-Equal bit for bit on the CPU to transformers' classes (5.22.2): `MambaRMSNormGated` of mamba2 and bamba (gate_then_norm),
-`Zamba2RMSNormGated` (the same in groups), `Qwen3NextRMSNormGated` (norm_then_gate), `FalconH1RMSNormGated` (both, in groups,
-scale_then_cast) and `KimiLinearRMSNormGated` (norm_then_gate, scale_then_cast, sigmoid).
+Equal bit for bit on the CPU to transformers' classes (5.22.2): `MambaRMSNormGated` of mamba2 and bamba
+(gate_then_norm), `Zamba2RMSNormGated` (the same in groups), `Qwen3NextRMSNormGated` (norm_then_gate),
+`FalconH1RMSNormGated` (both, in groups, scale_then_cast) and `KimiLinearRMSNormGated` (norm_then_gate,
+scale_then_cast, sigmoid).
 """
 
 from __future__ import annotations
 
 import torch
 
+from ...dispatch import EXECUTION_MODES, register_kernel
 from ..arguments import compute_dtype
 from ..gated_activation.reference import activate, derivative
+from . import BACKWARD_CONTRACT, CONTRACT
 
 
 def _normalised(rows: torch.Tensor, eps: float, group_size: int | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,15 +23,22 @@ def _normalised(rows: torch.Tensor, eps: float, group_size: int | None) -> tuple
     return groups * rstd, rstd
 
 
-def _scaled(
-    normalised: torch.Tensor, weight: torch.Tensor | None, flavour: str, dtype: torch.dtype
-) -> torch.Tensor:
+def _scaled(normalised: torch.Tensor, weight: torch.Tensor | None, flavour: str, dtype: torch.dtype) -> torch.Tensor:
     """The scale; cast_then_scale rounds to `dtype` first."""
     if flavour == "cast_then_scale":
         normalised = normalised.to(dtype)
     return normalised if weight is None else weight * normalised
 
 
+@register_kernel(
+    name="reference.gated_rms_norm",
+    contract=CONTRACT,
+    device="any",
+    execution_modes=EXECUTION_MODES,
+    input_domain="all that the operation takes",
+    solution="reference",
+    priority=-1000,
+)
 def gated_rms_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -52,6 +62,15 @@ def gated_rms_norm(
     return out.contiguous()
 
 
+@register_kernel(
+    name="reference.gated_rms_norm_backward",
+    contract=BACKWARD_CONTRACT,
+    device="any",
+    execution_modes=EXECUTION_MODES,
+    input_domain="all that the operation takes",
+    solution="reference",
+    priority=-1000,
+)
 def gated_rms_norm_backward(
     grad: torch.Tensor,
     x: torch.Tensor,

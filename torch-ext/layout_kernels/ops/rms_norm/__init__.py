@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...dispatch.contract import BackendModule, OpContract, Operation, PreparedKernel
+from ...dispatch.runtime import prepared
+
 if TYPE_CHECKING:
     from .operator import check_arguments as check_arguments
     from .operator import result_dtype as result_dtype
@@ -11,10 +14,36 @@ if TYPE_CHECKING:
 
 FLAVOURS = ("cast_then_scale", "scale_then_cast", "one_plus_scale")
 
+CONTRACT = OpContract(
+    operation="rms_norm",
+    version=1,
+    mutates=(),
+    aliases_inputs=False,
+    numerical_mode="computed in float32, or float64 for float64; rounded to the dtype of x once, before the scale in "
+    "cast_then_scale (whose product is rounded again) and after it in the others",
+)
+BACKWARD_CONTRACT = OpContract(
+    operation="rms_norm_backward",
+    version=1,
+    mutates=(),
+    aliases_inputs=False,
+    numerical_mode="sums in float32, or float64 for float64; each gradient rounded once, to its tensor's dtype",
+)
+_BACKENDS = (BackendModule(".reference", "any"),)
+OPERATION = Operation(CONTRACT, _BACKENDS)
+BACKWARD = Operation(BACKWARD_CONTRACT, _BACKENDS, follows=CONTRACT.operation)
+
+_LAZY = ("check_arguments", "result_dtype", "rms_norm")
+
+
+def prepare_rms_norm(device: Any = None) -> PreparedKernel:
+    """The implementation that is selected for a device; None: the one in use. See `dispatch.runtime.prepared`."""
+    return prepared(CONTRACT.operation, device)
+
 
 def __getattr__(name: str) -> Any:
-    """What needs torch: `rms_norm`, `check_arguments`, `result_dtype`."""
-    if name in ("rms_norm", "check_arguments", "result_dtype"):
+    """What needs torch: the public function and the argument check."""
+    if name in _LAZY:
         from . import operator
 
         return getattr(operator, name)

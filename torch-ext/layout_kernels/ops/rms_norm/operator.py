@@ -1,12 +1,18 @@
-"""`rms_norm`: the argument check and the public function."""
+"""`rms_norm` for torch: argument check, operators, autograd and the public function."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ..arguments import check_choice, check_eps, check_rows, check_vector
-from . import FLAVOURS
-from . import reference
+from ...dispatch.launch import define_operator, is_direct
+from ...dispatch.runtime import RUNTIME
+from ..arguments import check_choice, check_eps, check_grad, check_rows, check_vector, or_empty
+from . import BACKWARD_CONTRACT, CONTRACT, FLAVOURS, reference
+
+_forward = RUNTIME.functions(CONTRACT.operation)
+_backward = RUNTIME.functions(BACKWARD_CONTRACT.operation)
 
 
 def check_arguments(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> None:
@@ -27,6 +33,88 @@ def result_dtype(x: torch.dtype, weight: torch.dtype | None, flavour: str) -> to
     if weight is None or flavour != "cast_then_scale":
         return x
     return torch.promote_types(x, weight)
+
+
+def _launch(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:
+    check_arguments(x, weight, eps, flavour)
+    return _forward[x.device.type](x, weight, eps, flavour)
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:
+    check_arguments(x, weight, eps, flavour)
+    dtype = result_dtype(x.dtype, None if weight is None else weight.dtype, flavour)
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+def _launch_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    flavour: str,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_arguments(x, weight, eps, flavour)
+    check_grad(grad, x.shape, x)
+    grads = _backward[x.device.type](grad, x, weight, eps, flavour, need_x, need_weight)
+    return or_empty(grads[0], x), or_empty(grads[1], x)
+
+
+def _fake_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    flavour: str,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_arguments(x, weight, eps, flavour)
+    check_grad(grad, x.shape, x)
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_x else None
+    grad_weight = torch.empty_like(weight) if need_weight and weight is not None else None
+    return or_empty(grad_x, x), or_empty(grad_weight, x)
+
+
+def _plain_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    grads = reference.rms_norm_backward(grad, x, *rest)
+    return or_empty(grads[0], x), or_empty(grads[1], x)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:
+        return FORWARD(x, weight, eps, flavour)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG004, torch passes it by name
+        x, weight, ctx.eps, ctx.flavour = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        need_x, need_weight = ctx.needs_input_grad[:2]
+        grad_x, grad_weight = BACKWARD(grad, x, weight, ctx.eps, ctx.flavour, need_x, need_weight)
+        return grad_x if need_x else None, grad_weight if need_weight else None, None, None
+
+
+FORWARD = define_operator(
+    CONTRACT.operation,
+    _launch,
+    mutates_args=CONTRACT.mutates,
+    fake=_fake,
+    differentiable=_RMSNorm.apply,
+    plain=reference.rms_norm,
+)
+BACKWARD = define_operator(
+    BACKWARD_CONTRACT.operation,
+    _launch_backward,
+    mutates_args=BACKWARD_CONTRACT.mutates,
+    fake=_fake_backward,
+    differentiable=_plain_backward,
+)
 
 
 def rms_norm(
@@ -53,5 +141,9 @@ def rms_norm(
         TypeError, ValueError: an argument is not as above.
         NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
     """
+    if torch.compiler.is_compiling():
+        return FORWARD(x, weight, eps, flavour)
     check_arguments(x, weight, eps, flavour)
-    return reference.rms_norm(x, weight, eps, flavour)
+    if is_direct(x, weight):
+        return _forward[x.device.type](x, weight, eps, flavour)
+    return FORWARD(x, weight, eps, flavour)

@@ -1,15 +1,17 @@
 """`rms_norm` in plain PyTorch: what the operation means.
 
 Equal to transformers' classes bit for bit on the CPU in float32, bfloat16 and float16; float64, which transformers
-computes in float32, is computed in float64 here. Sources, in transformers 5.22.2: `LlamaRMSNorm` for cast_then_scale, `Olmo2RMSNorm`
-and `Gemma3nRMSNorm` for scale_then_cast, `GemmaRMSNorm` for one_plus_scale.
+computes in float32, is computed in float64 here. Sources, in transformers 5.22.2: `LlamaRMSNorm` for cast_then_scale,
+`Olmo2RMSNorm` and `Gemma3nRMSNorm` for scale_then_cast, `GemmaRMSNorm` for one_plus_scale.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ...dispatch import EXECUTION_MODES, register_kernel
 from ..arguments import compute_dtype
+from . import BACKWARD_CONTRACT, CONTRACT
 
 
 def _normalised(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,6 +21,15 @@ def _normalised(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor
     return rows * rstd, rstd
 
 
+@register_kernel(
+    name="reference.rms_norm",
+    contract=CONTRACT,
+    device="any",
+    execution_modes=EXECUTION_MODES,
+    input_domain="all that the operation takes",
+    solution="reference",
+    priority=-1000,
+)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:
     """n = x / sqrt(mean(x^2) + eps), then the flavour's scale and rounding; see the operation."""
     normalised, _ = _normalised(x, eps)
@@ -33,6 +44,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: 
     return out.contiguous()
 
 
+@register_kernel(
+    name="reference.rms_norm_backward",
+    contract=BACKWARD_CONTRACT,
+    device="any",
+    execution_modes=EXECUTION_MODES,
+    input_domain="all that the operation takes",
+    solution="reference",
+    priority=-1000,
+)
 def rms_norm_backward(
     grad: torch.Tensor,
     x: torch.Tensor,

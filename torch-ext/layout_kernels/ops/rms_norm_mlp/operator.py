@@ -1,13 +1,24 @@
-"""`rms_norm_mlp`: the argument check and the public function."""
+"""`rms_norm_mlp` for torch: argument check, operator, autograd and the public function."""
 
 from __future__ import annotations
 
-import torch
+import contextlib
+from typing import TypeVar
 
-from ..arguments import check_choice, check_tensor, check_vector
+import torch
+from torch.nn import functional
+
+from ...dispatch.launch import define_operator, is_direct
+from ...dispatch.runtime import RUNTIME
+from ..arguments import check_choice, check_rows, check_tensor, check_vector
 from ..gated_activation import ACTIVATIONS
+from ..gated_activation.operator import FORWARD as GATED_ACTIVATION
+from ..rms_norm.operator import FORWARD as RMS_NORM
 from ..rms_norm.operator import check_arguments as check_norm
-from . import reference
+from . import CONTRACT
+
+_forward = RUNTIME.functions(CONTRACT.operation)
+_MaybeTensor = TypeVar("_MaybeTensor", torch.Tensor, torch.Tensor | None)
 
 
 def check_arguments(
@@ -46,6 +57,73 @@ def check_arguments(
             raise TypeError(f"{name} is {value.dtype} and gate_up {gate_up.dtype}; the projections share one dtype")
 
 
+def _without_autocast(device: str) -> contextlib.AbstractContextManager[None]:
+    # The public function has converted for autocast; what runs now keeps to the dtypes that it is given.
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
+def _launch(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+    check_arguments(*args)
+    with _without_autocast(x.device.type):
+        return _forward[x.device.type](*args)
+
+
+def _fake(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    check_arguments(x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+    return torch.empty((*x.shape[:-1], down.shape[0]), dtype=gate_up.dtype, device=x.device)
+
+
+def _composed(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """The same from operators that have a backward: less is saved for it than by stock, no product is redone."""
+    normed = RMS_NORM(x, norm_weight, eps, flavour).to(gate_up.dtype)
+    with _without_autocast(x.device.type):
+        product = GATED_ACTIVATION(functional.linear(normed, gate_up, gate_up_bias), activation)
+        return functional.linear(product, down, down_bias)
+
+
+FORWARD = define_operator(
+    CONTRACT.operation, _launch, mutates_args=CONTRACT.mutates, fake=_fake, differentiable=_composed
+)
+
+
+def _for_autocast(tensor: _MaybeTensor, dtype: torch.dtype) -> _MaybeTensor:
+    """What autocast makes of an argument of a linear layer: float64 stays."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
 def rms_norm_mlp(
     x: torch.Tensor,
     norm_weight: torch.Tensor | None,
@@ -59,9 +137,9 @@ def rms_norm_mlp(
 ) -> torch.Tensor:
     """A norm and the gated MLP behind it: down(act(gate(h)) * up(h)) with h = rms_norm(x, norm_weight, eps, flavour).
 
-    Rounded to the dtype of the projections after each of: h, the gate's product, up's product, the activation, act * up, and
-    the result (source: transformers' `LlamaMLP`). Where h has another dtype than the projections it is converted, as
-    autocast does. Under autocast, projections and biases are converted to its dtype, as in a stock MLP.
+    Rounded to the dtype of the projections after each of: h, the gate's product, up's product, the activation,
+    act * up, and the result (source: transformers' `LlamaMLP`). Where h has another dtype than the projections it is
+    converted, as autocast does. Under autocast, projections and biases are converted to its dtype, as in a stock MLP.
 
     Args:
         x: [..., width]; float16, bfloat16, float32 or float64.
@@ -81,6 +159,17 @@ def rms_norm_mlp(
         TypeError, ValueError: an argument is not as above.
         NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
     """
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        check_rows("x", x)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        gate_up, down = _for_autocast(gate_up, dtype), _for_autocast(down, dtype)
+        gate_up_bias, down_bias = _for_autocast(gate_up_bias, dtype), _for_autocast(down_bias, dtype)
     args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+    if compiling:
+        return FORWARD(*args)
     check_arguments(*args)
-    return reference.rms_norm_mlp(*args)
+    if is_direct(x, norm_weight, gate_up, down, gate_up_bias, down_bias):
+        return _forward[x.device.type](*args)
+    return FORWARD(*args)

@@ -8,10 +8,21 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from ...dispatch import EXECUTION_MODES, register_kernel
 from ..gated_activation.reference import activate
 from ..rms_norm.reference import rms_norm
+from . import CONTRACT
 
 
+@register_kernel(
+    name="reference.rms_norm_mlp",
+    contract=CONTRACT,
+    device="any",
+    execution_modes=EXECUTION_MODES,
+    input_domain="all that the operation takes",
+    solution="reference",
+    priority=-1000,
+)
 def rms_norm_mlp(
     x: torch.Tensor,
     norm_weight: torch.Tensor | None,

@@ -1,0 +1,106 @@
+"""How an operation's public function reaches an implementation: directly where that is safe, else as an operator.
+
+Under compile, autograd, FakeTensorMode, functorch and every other mode the operator is called, so that torch sees it.
+In eager inference on plain tensors the selected callable is, which saves the dispatcher's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .custom_ops import library, register_custom_op
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_len_dispatch_modes = torch._C._len_torch_dispatch_stack
+_len_function_modes = torch._C._len_torch_function_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def is_direct(*tensors: torch.Tensor | None) -> bool:
+    """Whether a callable that may read pointers can be given these tensors, and no gradient is to be recorded.
+
+    Only plain tensors and parameters, outside every mode, transform and trace. A tensor with a pending negation
+    (`y.conj().imag`) or without memory (an efficient zero tensor) is not plain.
+    """
+    recording = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in _PLAIN or (recording and tensor.requires_grad):
+            return False
+        if tensor.is_neg() or tensor._is_zerotensor():
+            return False
+    return (
+        _len_dispatch_modes() == 0
+        and _len_function_modes() == 0
+        and _functorch_level() is None
+        and forward_ad._current_level < 0
+        and _tracing_state() is None
+    )
+
+
+def define_operator(
+    name: str,
+    launch: Callable[..., Any],
+    *,
+    mutates_args: tuple[str, ...],
+    fake: Callable[..., Any],
+    differentiable: Callable[..., Any],
+    plain: Callable[..., Any] | None = None,
+) -> torch._ops.OpOverload:
+    """Make an operator of this copy's namespace.
+
+    Args:
+        name: of the operator, without namespace.
+        launch: checks the arguments and calls the implementation of the tensors' device; annotated.
+        mutates_args: the arguments that are written to.
+        fake: shapes and dtypes of the results, with the same check.
+        differentiable: called in place of the operator when a gradient is to be recorded; made of what autograd
+            knows.
+        plain: the same from torch's own operators only, for forward-mode differentiation; None: `differentiable` is.
+
+    Returns:
+        The operator, which refuses `torch.func.vmap`.
+    """
+    fresh = not hasattr(getattr(torch.ops, library().ns), name)
+    operator = register_custom_op(
+        name, launch, mutates_args=mutates_args, dispatch_key="CompositeExplicitAutograd", fake_impl=fake
+    )
+    if fresh:
+        autograd = _autograd_kernel(operator, differentiable, plain or differentiable)
+        library().impl(name, autograd, "Autograd", with_keyset=True)
+        library().impl(name, _refuse_vmap(name), "FuncTorchBatched")
+    return operator
+
+
+def _autograd_kernel(
+    operator: torch._ops.OpOverload, differentiable: Callable[..., Any], plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    def autograd(keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
+            return plain(*args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return differentiable(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    return autograd
+
+
+def _has_tangent(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
+
+
+def _refuse_vmap(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:
+        raise NotImplementedError(
+            f"{name} cannot be called under torch.func.vmap; call it on the whole batch, since every dimension "
+            "but the last already is one"
+        )
+
+    return refuse
