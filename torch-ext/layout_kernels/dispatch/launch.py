@@ -62,7 +62,8 @@ def define_operator(
         fake: shapes and dtypes of the results, with the same check.
         differentiable: called in place of the operator when a gradient is to be recorded; made of what autograd
             knows.
-        plain: the same from torch's own operators only, for forward-mode differentiation; None: `differentiable` is.
+        plain: the same from torch's own operators only, for forward-mode differentiation and the transforms of
+            torch.func; None: `differentiable` is.
 
     Returns:
         The operator, which refuses `torch.func.vmap`.
@@ -85,7 +86,8 @@ def _autograd_kernel(
         if forward_ad._current_level >= 0 and any(map(_has_tangent, args)):
             return plain(*args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return differentiable(*args)
+            # An autograd.Function cannot be applied below functorch's dispatch.
+            return plain(*args) if torch._C._are_functorch_transforms_active() else differentiable(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 

@@ -15,7 +15,7 @@ from ..gated_activation import ACTIVATIONS
 from ..gated_activation.operator import FORWARD as GATED_ACTIVATION
 from ..rms_norm.operator import FORWARD as RMS_NORM
 from ..rms_norm.operator import check_arguments as check_norm
-from . import CONTRACT
+from . import CONTRACT, reference
 
 _forward = RUNTIME.functions(CONTRACT.operation)
 _MaybeTensor = TypeVar("_MaybeTensor", torch.Tensor, torch.Tensor | None)
@@ -113,7 +113,12 @@ def _composed(
 
 
 FORWARD = define_operator(
-    CONTRACT.operation, _launch, mutates_args=CONTRACT.mutates, fake=_fake, differentiable=_composed
+    CONTRACT.operation,
+    _launch,
+    mutates_args=CONTRACT.mutates,
+    fake=_fake,
+    differentiable=_composed,
+    plain=reference.rms_norm_mlp,
 )
 
 
