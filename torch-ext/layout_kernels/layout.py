@@ -46,6 +46,9 @@ class Layout(nn.Module):
         self.loaded: set[str] = set()
         self.verified = False
         self.awaits_weights = False
+        # A model's _init_weights goes by class name and sets `weight` on whatever is called RMSNorm (Gemma), so it
+        # must pass over this module; its children are still initialised.
+        self._is_hf_initialized = True
 
     def build(self, fill: Callable[[], None]) -> None:
         """Run ``fill``, the subclass's own part of ``__init__``; what it raises becomes the reason to refuse."""

@@ -107,7 +107,7 @@ def take_norm(layout: Any, norm: nn.Module) -> None:
         like = norm.weight
     if like is None:
         raise ValueError(f"the first child, {type(norm).__name__}, has no weight")
-    layout.scale = nn.Parameter(torch.empty_like(like))
+    layout.scale = nn.Parameter(like.detach().clone())
 
 
 def _linear(like: nn.Linear, out_features: int) -> nn.Linear:

@@ -1,0 +1,185 @@
+"""The layers themselves: stateless, with a forward of their own, and right where a weight cannot be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from kernels.layer.layer import _validate_layer
+from torch import nn
+from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
+
+from layout_kernels import layers, parts
+from tests.support.tiny import TEXT
+
+ROOT = Path(__file__).parents[1]
+CONFIG = tf.LlamaConfig(**TEXT)
+PAIRS = ["CustomRMSNorm", "GatedMLP", "RMSNormMLP"]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_layout_has_the_forward_of_its_layer(name: str) -> None:
+    layer, layout = getattr(layers, name), getattr(layers, f"{name}Layout")
+    assert vars(layout)["forward"] is vars(layer)["forward"]
+    _validate_layer(check_cls=layout, cls=layer, repo=name)
+
+
+def test_the_stateless_norm_passes_the_validator_against_what_it_replaces() -> None:
+    _validate_layer(check_cls=LlamaRMSNorm, cls=layers.RMSNorm, repo="RMSNorm")
+
+
+def test_layers_import_without_transformers() -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "from layout_kernels import layers; import torch\n"
+        "norm = layers.CustomRMSNormLayout(8, eps=1e-5)\n"
+        "assert norm(torch.ones(2, 8)).shape == (2, 8) and list(norm.conversion_mapping) == []\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": "torch-ext"})
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((8,), {}), ((8, 1e-5), {}), ((8,), {"eps": 1e-5}), ((), {"dim": 8, "eps": 1e-5}), ((), {"hidden_size": 8})],
+)
+def test_norm_layouts_take_the_forms_of_transformers_classes(args: Any, kwargs: Any) -> None:
+    layout = layers.CustomRMSNormLayout(*args, **kwargs)
+    assert layout.refusal is None
+    assert layout.scale.shape == (8,)
+    assert layout.variance_epsilon == (1e-5 if 1e-5 in (*args, *kwargs.values()) else 1e-6)
+
+
+def test_a_constructor_never_raises_and_the_reason_comes_later() -> None:
+    for layout in (
+        layers.CustomRMSNormLayout(),
+        layers.CustomRMSNormLayout("wide"),
+        layers.GatedMLPLayout(),
+        layers.GatedMLPLayout(object()),
+        layers.RMSNormMLPLayout(nn.Identity(), nn.Identity()),
+    ):
+        with pytest.raises(ValueError, match=type(layout).__name__):
+            layout.eval()
+
+
+def fused(norm: Any, mlp: Any) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A fused layout with the weights of its parts, an input, and what the parts give for it."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in [*norm.parameters(), *mlp.parameters()]:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        x = torch.randn(2, 3, 32, generator=generator)
+        layout = layers.RMSNormMLPLayout(norm, mlp).eval()
+        layout.scale.copy_(norm.weight)
+        if hasattr(mlp, "gate_up_proj"):
+            layout.gate_up_proj.load_state_dict(mlp.gate_up_proj.state_dict())
+        else:
+            merged = {k: torch.cat([v, mlp.up_proj.state_dict()[k]]) for k, v in mlp.gate_proj.state_dict().items()}
+            layout.gate_up_proj.load_state_dict(merged)
+        layout.down_proj.load_state_dict(mlp.down_proj.state_dict())
+        return layout, x, mlp(norm(x))
+
+
+GELU = tf.GemmaConfig(**{**TEXT, "hidden_act": "gelu_pytorch_tanh"})
+
+
+@pytest.mark.parametrize(
+    ("norm", "mlp"),
+    [
+        (LlamaRMSNorm(32, 1e-5), LlamaMLP(CONFIG)),
+        (LlamaRMSNorm(32, 0.0), Phi3MLP(CONFIG)),
+        (Olmo2RMSNorm(32, 1e-5), LlamaMLP(tf.LlamaConfig(**{**TEXT, "mlp_bias": True}))),
+        (GemmaRMSNorm(32), GemmaMLP(GELU)),
+    ],
+)
+def test_a_fused_layer_computes_mlp_of_norm(norm: Any, mlp: Any) -> None:
+    layout, x, expected = fused(norm, mlp)
+    assert layout.refusal is None
+    # float32 sums of up to 48 products in another order: a few ulps of the largest intermediate.
+    torch.testing.assert_close(layout(x), expected, rtol=1e-5, atol=1e-5)
+
+
+class Doubling(nn.Module):
+    """What LoRA does to a child: another module in its place, which adds to its product."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.base.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.base(x)
+
+
+def _wrap(layout: Any) -> None:
+    layout.down_proj = Doubling(layout.down_proj)
+
+
+def _hook(layout: Any) -> None:
+    layout.down_proj.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def _replace_forward(layout: Any) -> None:
+    original = layout.down_proj.forward
+    layout.down_proj.forward = lambda x: 2 * original(x)
+
+
+class Doubled(torch.Tensor):
+    """A quantised weight, as torchao makes it: the module stays an nn.Linear, the tensor knows how to multiply."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.linear:
+            return 2 * result
+        return result.as_subclass(cls) if func is torch.Tensor.detach else result
+
+
+def _subclass(layout: Any) -> None:
+    weight = layout.down_proj.weight.detach().as_subclass(Doubled)
+    layout.down_proj.weight = nn.Parameter(weight, requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [_wrap, _hook, _replace_forward, _subclass])
+def test_a_child_that_is_no_plain_linear_is_called_as_a_module(change: Any) -> None:
+    layout, x, expected = fused(LlamaRMSNorm(32), LlamaMLP(CONFIG))
+    change(layout)
+    assert not parts.is_plain_linear(layout.down_proj)
+    torch.testing.assert_close(torch.Tensor(layout(x)), 2 * expected, rtol=1e-5, atol=1e-5)  # as above
+
+
+@pytest.mark.parametrize(("cls", "flavour"), [(LlamaRMSNorm, "cast"), (Olmo2RMSNorm, "scale"), (GemmaRMSNorm, "plus")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_stateless_norm_gives_the_bits_of_the_class_that_it_runs_for(
+    cls: Any, flavour: str, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    norm = cls(24, eps=1e-5).to(dtype)
+    norm.weight.data = torch.randn(24, generator=generator).to(dtype)
+    x = torch.randn(5, 24, generator=generator).to(dtype)
+    reference = norm(x)
+    assert torch.equal(layers.RMSNorm.forward(norm, x), reference), flavour
+
+
+def test_the_stateless_norm_refuses_a_class_that_computes_something_else() -> None:
+    class ScaledRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(hidden_states)
+
+    with pytest.raises(ValueError, match="ScaledRMSNorm computes none of"):
+        layers.RMSNorm.forward(ScaledRMSNorm(8), torch.ones(2, 8))
