@@ -1,0 +1,6 @@
+// Compiled with -mavx2 -mfma -mf16c.
+#define LK_LEVEL avx2
+#define LK_WIDTH 8
+#define LK_MR 4
+#define LK_NR 3
+#include "level.inl"

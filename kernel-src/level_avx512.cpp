@@ -1,0 +1,6 @@
+// Compiled with -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c.
+#define LK_LEVEL avx512
+#define LK_WIDTH 16
+#define LK_MR 6
+#define LK_NR 4
+#include "level.inl"

@@ -1,0 +1,135 @@
+// RMSNorm, forward and backward, for one level. Included by level.inl.
+
+namespace {
+
+LK_INLINE int64_t offset_of_row(const Rows& rows, int64_t r) {
+  int64_t inner = r % rows.size[2], rest = r / rows.size[2];
+  return (rest / rows.size[1]) * rows.stride[0] + (rest % rows.size[1]) * rows.stride[1] + inner * rows.stride[2];
+}
+
+// Calls body(i, n): n is W but for the last part of a row.
+template <class Body>
+LK_INLINE void each_vector(int64_t width, Body body) {
+  int64_t i = 0;
+  for (; i + W <= width; i += W) body(i, W);
+  if (i < width) body(i, width - i);
+}
+
+template <class T>
+LK_INLINE VF get(const T* p, int64_t n) {
+  return n == W ? load(p) : load_part(p, n);
+}
+template <class T>
+LK_INLINE void put(T* p, VF v, int64_t n) {
+  if (n == W) {
+    store(p, v);
+  } else {
+    store_part(p, v, n);
+  }
+}
+
+template <class X>
+LK_INLINE float sum_of_squares(const X* x, int64_t width) {
+  VF a = {}, b = {}, c = {}, d = {};
+  int64_t i = 0;
+  for (; i + 4 * W <= width; i += 4 * W) {
+    VF v0 = load(x + i), v1 = load(x + i + W), v2 = load(x + i + 2 * W), v3 = load(x + i + 3 * W);
+    a += v0 * v0;
+    b += v1 * v1;
+    c += v2 * v2;
+    d += v3 * v3;
+  }
+  for (; i < width; i += W) {
+    VF v = get(x + i, width - i < W ? width - i : W);
+    a += v * v;
+  }
+  return sum((a + b) + (c + d));
+}
+
+LK_INLINE float inverse_rms(float squares, int64_t width, float eps) {
+  return 1.0f / __builtin_sqrtf(squares / (float)width + eps);
+}
+
+template <class X, class Y, bool round_first>
+void norm_row(const X* x, const float* scale, Y* y, int64_t width, float eps) {
+  float r = inverse_rms(sum_of_squares(x, width), width, eps);
+  auto one = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    VF v = get(x + i, n) * r;
+    if (round_first) v = round_to<X>(v);
+    if (scale != nullptr) v = v * get(scale + i, n);
+    put(y + i, v, n);
+  };
+  each_vector(width, one);
+}
+
+template <class X, class Y, bool round_first>
+void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
+  const X* x = static_cast<const X*>(a.x);
+  Y* y = static_cast<Y*>(a.y);
+  for (int64_t r = begin; r < end; ++r) {
+    norm_row<X, Y, round_first>(x + offset_of_row(a.rows, r), a.scale, y + r * a.width, a.width, a.eps);
+  }
+}
+
+template <class X>
+void norm_from(const RmsNormArgs& a, int64_t begin, int64_t end) {
+  if (a.y_type == DType::f32) {
+    a.round_first ? norm_rows<X, float, true>(a, begin, end) : norm_rows<X, float, false>(a, begin, end);
+  } else {
+    a.round_first ? norm_rows<X, X, true>(a, begin, end) : norm_rows<X, X, false>(a, begin, end);
+  }
+}
+
+void rms_norm_level(const RmsNormArgs& a, int64_t begin, int64_t end) {
+  if (a.x_type == DType::bf16) return norm_from<BF16>(a, begin, end);
+  if (a.x_type == DType::f16) return norm_from<F16>(a, begin, end);
+  norm_from<float>(a, begin, end);
+}
+
+// With n = x * r and g = dy * scale: dx = r * (g - n * mean(g * n)) and dscale = sum over rows of dy * n, n rounded to
+// x's dtype where the forward rounds it.
+template <class X, class G, bool round_first>
+void norm_backward_rows(const RmsNormBackwardArgs& a, int64_t begin, int64_t end, float* dscale) {
+  for (int64_t row = begin; row < end; ++row) {
+    const X* x = static_cast<const X*>(a.x) + offset_of_row(a.x_rows, row);
+    const G* dy = static_cast<const G*>(a.dy) + offset_of_row(a.dy_rows, row);
+    float r = inverse_rms(sum_of_squares(x, a.width), a.width, a.eps);
+    VF dot = {};
+    auto reduce = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      VF norm = get(x + i, n) * r;
+      VF g = get(dy + i, n);
+      if (dscale != nullptr) put(dscale + i, get(dscale + i, n) + g * (round_first ? round_to<X>(norm) : norm), n);
+      if (a.scale != nullptr) g = g * get(a.scale + i, n);
+      dot += g * norm;
+    };
+    each_vector(a.width, reduce);
+    if (a.dx == nullptr) continue;
+    float mean = sum(dot) / (float)a.width;
+    X* dx = static_cast<X*>(a.dx) + row * a.width;
+    auto finish = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      VF g = get(dy + i, n);
+      if (a.scale != nullptr) g = g * get(a.scale + i, n);
+      put(dx + i, (g - get(x + i, n) * r * mean) * r, n);
+    };
+    each_vector(a.width, finish);
+  }
+}
+
+template <class X>
+void norm_backward_from(const RmsNormBackwardArgs& a, int64_t begin, int64_t end, float* dscale) {
+  if (a.dy_type == DType::f32) {
+    a.round_first ? norm_backward_rows<X, float, true>(a, begin, end, dscale)
+                  : norm_backward_rows<X, float, false>(a, begin, end, dscale);
+  } else {
+    a.round_first ? norm_backward_rows<X, X, true>(a, begin, end, dscale)
+                  : norm_backward_rows<X, X, false>(a, begin, end, dscale);
+  }
+}
+
+void rms_norm_backward_level(const RmsNormBackwardArgs& a, int64_t begin, int64_t end, float* dscale) {
+  if (a.x_type == DType::bf16) return norm_backward_from<BF16>(a, begin, end, dscale);
+  if (a.x_type == DType::f16) return norm_backward_from<F16>(a, begin, end, dscale);
+  norm_backward_from<float>(a, begin, end, dscale);
+}
+
+}  // namespace

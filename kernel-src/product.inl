@@ -1,0 +1,242 @@
+// Matrix products with half-precision weights, fp32 accumulation, for one level. Included by level.inl.
+//
+// The weight's rows lie along k, so a register tile of MR x NR vectors runs along k and is summed at the end: nothing
+// is transposed or packed, which leaves a weight that is read once (few rows of x) at the speed of memory. With many
+// rows of x a tile of the weight is widened to fp32 once into scratch that stays in the second-level cache.
+
+namespace {
+
+// The k of one pass: the fp32 rows of a register tile stay in the first-level cache.
+constexpr int64_t kDepth = 1024;
+// The leading dimension of a widened panel: off the powers of two, whose rows would share cache sets.
+constexpr int64_t kPanelLd = kDepth + 16;
+constexpr int64_t kTileM = 256;
+constexpr int64_t kTileN = 32;
+// From this many rows of x on, widening a panel costs less than widening in the register tile.
+constexpr int64_t kPanelRows = 3 * LK_MR + 1;
+
+template <class WT>
+struct Widening {  // x in fp32, w widened in registers
+  typedef float X;
+  typedef WT Weight;
+  typedef VF Part;
+  static constexpr int64_t step = W;
+  LK_INLINE VF x(const X* p) { return load(p); }
+  LK_INLINE VF x(const X* p, int64_t n) { return load_part(p, n); }
+  LK_INLINE VF w(const Weight* p) { return load(p); }
+  LK_INLINE VF w(const Weight* p, int64_t n) { return load_part(p, n); }
+  LK_INLINE VF add(VF sum, VF a, VF b) { return sum + a * b; }
+};
+
+#if defined(__AVX512BF16__)
+struct Pairing {  // x and w in bf16, products of pairs by the processor
+  typedef BF16 X;
+  typedef BF16 Weight;
+  typedef __m512bh Part;
+  static constexpr int64_t step = 2 * W;
+  LK_INLINE Part x(const X* p) { return load_as<Part>(p); }
+  LK_INLINE Part x(const X* p, int64_t n) {
+    return (Part)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p);
+  }
+  LK_INLINE Part w(const Weight* p) { return x(p); }
+  LK_INLINE Part w(const Weight* p, int64_t n) { return x(p, n); }
+  LK_INLINE VF add(VF sum, Part a, Part b) { return (VF)_mm512_dpbf16_ps((__m512)sum, a, b); }
+};
+#endif
+
+template <class E, int MR, int NR>
+LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t ldw, int64_t k,
+                             float* c, int64_t ldc, bool first) {
+  VF acc[MR][NR] = {};
+  int64_t i = 0;
+  for (; i + E::step <= k; i += E::step) {
+    typename E::Part wv[NR];
+#pragma GCC unroll 8
+    for (int n = 0; n < NR; ++n) wv[n] = E::w(w + n * ldw + i);
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; ++m) {
+      typename E::Part xv = E::x(x + m * ldx + i);
+#pragma GCC unroll 8
+      for (int n = 0; n < NR; ++n) acc[m][n] = E::add(acc[m][n], xv, wv[n]);
+    }
+  }
+  if (i < k) {
+#pragma GCC unroll 8
+    for (int m = 0; m < MR; ++m) {
+      typename E::Part xv = E::x(x + m * ldx + i, k - i);
+#pragma GCC unroll 8
+      for (int n = 0; n < NR; ++n) acc[m][n] = E::add(acc[m][n], xv, E::w(w + n * ldw + i, k - i));
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m) {
+    Four v = sums(acc[m][0], NR > 1 ? acc[m][NR > 1] : VF{}, NR > 2 ? acc[m][NR > 2 ? 2 : 0] : VF{},
+                  NR > 3 ? acc[m][NR > 3 ? 3 : 0] : VF{});
+    float* to = c + m * ldc;
+    if (!first) {
+      Four old = {};
+      memcpy(&old, to, NR * sizeof(float));
+      v += old;
+    }
+    memcpy(to, &v, NR * sizeof(float));
+  }
+}
+
+template <class E, int MR>
+__attribute__((noinline)) void strip(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t ldw,
+                                     int64_t nw, int64_t k, float* c, int64_t ldc, bool first) {
+  constexpr int NR = LK_NR;
+  int64_t n = 0;
+  for (; n + NR <= nw; n += NR) register_tile<E, MR, NR>(x, ldx, w + n * ldw, ldw, k, c + n, ldc, first);
+  for (; n < nw; ++n) register_tile<E, MR, 1>(x, ldx, w + n * ldw, ldw, k, c + n, ldc, first);
+}
+
+// c[m, nw] (+)= x[m, k] w[nw, k]^T
+template <class E>
+void block(const typename E::X* x, int64_t ldx, int64_t m, const typename E::Weight* w, int64_t ldw, int64_t nw,
+           int64_t k, float* c, int64_t ldc, bool first) {
+  int64_t r = 0;
+  for (; r + LK_MR <= m; r += LK_MR) strip<E, LK_MR>(x + r * ldx, ldx, w, ldw, nw, k, c + r * ldc, ldc, first);
+  const typename E::X* xr = x + r * ldx;
+  float* cr = c + r * ldc;
+  switch (m - r) {
+    case 1: return strip<E, 1>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 2: return strip<E, 2>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 3: return strip<E, 3>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+#if LK_MR > 4
+    case 4: return strip<E, 4>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 5: return strip<E, 5>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+#endif
+  }
+}
+
+template <class WT>
+void widen_panel(const WT* w, int64_t ldw, int64_t nw, int64_t k, float* panel) {
+  for (int64_t n = 0; n < nw; ++n) {
+    const WT* row = w + n * ldw;
+    float* to = panel + n * kPanelLd;
+    each_vector(k, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
+      put(to + i, get(row + i, left), left);
+    });
+  }
+}
+
+// Some rows of the weight against the tile's rows of x.
+template <class E>
+void direct(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c) {
+  const typename E::X* x = static_cast<const typename E::X*>(a.x) + m0 * a.ldx;
+  const typename E::Weight* w = static_cast<const typename E::Weight*>(a.w) + n0 * a.ldw;
+  constexpr int64_t depth = kDepth * 4 / (int64_t)sizeof(typename E::X);
+  for (int64_t k = 0; k < a.k; k += depth) {
+    block<E>(x + k, a.ldx, m, w + k, a.ldw, nw, a.k - k < depth ? a.k - k : depth, c, kTileN, k == 0);
+  }
+}
+
+template <class WT>
+void through_panel(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
+  const float* x = static_cast<const float*>(a.x) + m0 * a.ldx;
+  const WT* w = static_cast<const WT*>(a.w) + n0 * a.ldw;
+  for (int64_t k = 0; k < a.k; k += kDepth) {
+    int64_t depth = a.k - k < kDepth ? a.k - k : kDepth;
+    widen_panel(w + k, a.ldw, nw, depth, panel);
+    block<Widening<float>>(x + k, a.ldx, m, panel, kPanelLd, nw, depth, c, kTileN, k == 0);
+  }
+}
+
+LK_INLINE VF bias_part(const ProductArgs& a, int64_t at, int64_t n) {
+  if (a.bias == nullptr) return VF{};
+  if (a.bias_type == DType::bf16) return get(static_cast<const BF16*>(a.bias) + at, n);
+  if (a.bias_type == DType::f16) return get(static_cast<const F16*>(a.bias) + at, n);
+  return get(static_cast<const float*>(a.bias) + at, n);
+}
+
+template <class WT, class Y>
+void finish_plain(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, const float* c) {
+  for (int64_t r = 0; r < m; ++r) {
+    Y* y = static_cast<Y*>(a.y) + (m0 + r) * a.ldy + n0;
+    each_vector(nw, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      put(y + i, round_to<WT>(get(c + r * kTileN + i, n) + bias_part(a, n0 + i, n)), n);
+    });
+  }
+}
+
+template <class WT, class Y, Activation act>
+void finish_pair(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, const float* c) {
+  const float* up = c + kTileN / 2;
+  for (int64_t r = 0; r < m; ++r) {
+    Y* y = static_cast<Y*>(a.y) + (m0 + r) * a.ldy + n0;
+    each_vector(nw, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      VF g = round_to<WT>(get(c + r * kTileN + i, n) + bias_part(a, n0 + i, n));
+      VF u = round_to<WT>(get(up + r * kTileN + i, n) + bias_part(a, a.pair + n0 + i, n));
+      put(y + i, round_to<WT>(round_to<WT>(activate<act>(g)) * u), n);
+    });
+  }
+}
+
+template <class WT, class Y>
+void finish(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, const float* c) {
+  if (a.pair == 0) return finish_plain<WT, Y>(a, m0, m, n0, nw, c);
+  if (a.activation == Activation::silu) return finish_pair<WT, Y, Activation::silu>(a, m0, m, n0, nw, c);
+  if (a.activation == Activation::gelu) return finish_pair<WT, Y, Activation::gelu>(a, m0, m, n0, nw, c);
+  finish_pair<WT, Y, Activation::gelu_tanh>(a, m0, m, n0, nw, c);
+}
+
+template <class WT>
+void multiply(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
+#if defined(__AVX512BF16__)
+  if (a.w_type == DType::bf16) return direct<Pairing>(a, m0, m, n0, nw, c);
+#endif
+  if (m < kPanelRows) return direct<Widening<WT>>(a, m0, m, n0, nw, c);
+  through_panel<WT>(a, m0, m, n0, nw, c, panel);
+}
+
+template <class WT>
+void product_from(const ProductArgs& a, int64_t task, float* scratch) {
+  int64_t tiles_m = (a.m + a.tile_m - 1) / a.tile_m;
+  int64_t m0 = task % tiles_m * a.tile_m, m = a.m - m0 < a.tile_m ? a.m - m0 : a.tile_m;
+  int64_t columns = a.pair ? a.pair : a.n, tile = a.pair ? a.tile_n / 2 : a.tile_n;
+  int64_t n0 = task / tiles_m * tile, nw = columns - n0 < tile ? columns - n0 : tile;
+  float* c = scratch;
+  float* panel = scratch + kTileM * kTileN;
+  multiply<WT>(a, m0, m, n0, nw, c, panel);
+  if (a.pair) multiply<WT>(a, m0, m, a.pair + n0, nw, c + kTileN / 2, panel);
+  if (a.y_type == DType::f32) {
+    finish<WT, float>(a, m0, m, n0, nw, c);
+  } else {
+    finish<WT, WT>(a, m0, m, n0, nw, c);
+  }
+}
+
+void product_level(const ProductArgs& a, int64_t task, void* scratch) {
+  float* s = static_cast<float*>(scratch);
+  if (a.w_type == DType::bf16) return product_from<BF16>(a, task, s);
+  product_from<F16>(a, task, s);
+}
+
+DType operand_type_level(DType w_type) {
+#if defined(__AVX512BF16__)
+  return w_type == DType::bf16 ? DType::bf16 : DType::f32;
+#else
+  (void)w_type;
+  return DType::f32;
+#endif
+}
+
+template <class X, class Y>
+void copy_rows(const void* x, int64_t ldx, void* y, int64_t ldy, int64_t width, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const X* from = static_cast<const X*>(x) + r * ldx;
+    Y* to = static_cast<Y*>(y) + r * ldy;
+    each_vector(width, [&](int64_t i, int64_t n) __attribute__((always_inline)) { put(to + i, get(from + i, n), n); });
+  }
+}
+
+void to_operand_level(const void* x, int64_t ldx, DType x_type, void* operand, int64_t ld, DType operand_type,
+                      int64_t width, int64_t rows) {
+  if (operand_type == DType::bf16) return copy_rows<BF16, BF16>(x, ldx, operand, ld, width, rows);
+  if (x_type == DType::bf16) return copy_rows<BF16, float>(x, ldx, operand, ld, width, rows);
+  if (x_type == DType::f16) return copy_rows<F16, float>(x, ldx, operand, ld, width, rows);
+  copy_rows<float, float>(x, ldx, operand, ld, width, rows);
+}
+
+}  // namespace

@@ -1,0 +1,124 @@
+// Drivers of the matrix products: operands, tiles, and the two products of a gated MLP.
+#include <cstring>
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace layout_kernels {
+
+namespace {
+
+// Rows of x that one pass takes: bounds the scratch; the weight is read once a pass.
+constexpr int64_t kPassRows = 256;
+// Scratch kept between calls.
+constexpr int64_t kKeep = 4 << 20;
+// Work (multiplications) below which one thread does it all.
+constexpr int64_t kSerialWork = 64 * 1024;
+
+thread_local Scratch tile_scratch;
+thread_local Scratch operand_scratch;
+
+// Leading dimension of an operand: a whole number of cache lines, off the powers of two (see kPanelLd).
+int64_t leading(int64_t width) { return round_up(width, 32) + 32; }
+
+void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
+  int64_t columns = a.pair ? a.pair : a.n;
+  a.tile_m = a.m < kernels.max_tile_m ? a.m : kernels.max_tile_m;
+  a.tile_n = kernels.max_tile_n;
+  int64_t tile = a.pair ? a.tile_n / 2 : a.tile_n;
+  Pool used = pool;
+  if (a.m * a.n * a.k <= kSerialWork) used.threads = 1;
+  // Few columns: also cut the rows, so that each thread finds work.
+  while (a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
+    a.tile_m = ceil_div(a.tile_m, 2);
+  }
+  int64_t tasks = ceil_div(columns, tile) * ceil_div(a.m, a.tile_m);
+  for_each_task(used, tasks, [&](int64_t task) {
+    kernels.product(a, task, tile_scratch.get(kernels.product_scratch));
+  });
+}
+
+template <class Body>
+void over_blocks(const Pool& pool, int64_t rows, int64_t work, const Body& body) {
+  Pool used = pool;
+  if (work <= kSerialWork) used.threads = 1;
+  int64_t step = ceil_div(rows, used.threads * 2);
+  if (step < 1) step = 1;
+  for_each_task(used, ceil_div(rows, step), [&](int64_t task) {
+    int64_t begin = task * step;
+    body(begin, begin + step < rows ? begin + step : rows);
+  });
+}
+
+const char* bytes(const void* p) { return static_cast<const char*>(p); }
+
+}  // namespace
+
+void linear(const Kernels& kernels, const Pool& pool, const LinearArgs& a) {
+  DType operand = kernels.operand_type(a.type);
+  int64_t es = size_of(a.type), os = size_of(operand), ld = leading(a.k);
+  for (int64_t m0 = 0; m0 < a.m; m0 += kPassRows) {
+    int64_t m = a.m - m0 < kPassRows ? a.m - m0 : kPassRows;
+    char* x = static_cast<char*>(operand_scratch.get(m * ld * os));
+    over_blocks(pool, m, m * a.k, [&](int64_t begin, int64_t end) {
+      kernels.to_operand(bytes(a.x) + (m0 + begin) * a.ldx * es, a.ldx, a.type, x + begin * ld * os, ld, operand, a.k,
+                         end - begin);
+    });
+    ProductArgs p{};
+    p.x = x;
+    p.w = a.w;
+    p.bias = a.bias;
+    p.y = static_cast<char*>(a.y) + m0 * a.n * es;
+    p.m = m, p.n = a.n, p.k = a.k, p.ldx = ld, p.ldw = a.ldw, p.ldy = a.n;
+    p.w_type = p.y_type = p.bias_type = a.type;
+    run_product(kernels, pool, p);
+  }
+  operand_scratch.trim(kKeep);
+}
+
+namespace {
+
+// Normalised rows as an operand: norm into the tensor's dtype, then widen, row by row in cache.
+void norm_operand(const Kernels& kernels, const MlpArgs& a, int64_t m0, int64_t begin, int64_t end, char* x, int64_t ld,
+                  DType operand, char* row) {
+  int64_t es = size_of(a.type), os = size_of(operand);
+  for (int64_t r = begin; r < end; ++r) {
+    const char* from = bytes(a.x) + (m0 + r) * a.ldx * es;
+    if (a.normalise) {
+      RmsNormArgs n{from, row, a.norm_scale, {{1, 1, 1}, {0, 0, 0}}, a.hidden, a.eps, a.type, a.type, a.round_first};
+      kernels.rms_norm(n, 0, 1);
+      from = row;
+    }
+    kernels.to_operand(from, a.hidden, a.type, x + r * ld * os, ld, operand, a.hidden, 1);
+  }
+}
+
+}  // namespace
+
+void rms_norm_mlp(const Kernels& kernels, const Pool& pool, const MlpArgs& a) {
+  DType operand = kernels.operand_type(a.type);
+  int64_t es = size_of(a.type), os = size_of(operand);
+  int64_t ldx = leading(a.hidden), ldh = leading(a.intermediate);
+  for (int64_t m0 = 0; m0 < a.m; m0 += kPassRows) {
+    int64_t m = a.m - m0 < kPassRows ? a.m - m0 : kPassRows;
+    char* x = static_cast<char*>(operand_scratch.get(m * (ldx + ldh) * os));
+    char* h = x + m * ldx * os;
+    over_blocks(pool, m, m * a.hidden, [&](int64_t begin, int64_t end) {
+      char* row = static_cast<char*>(tile_scratch.get(a.hidden * es));
+      norm_operand(kernels, a, m0, begin, end, x, ldx, operand, row);
+    });
+    ProductArgs up{};
+    up.x = x, up.w = a.gate_up, up.bias = a.gate_up_bias, up.y = h;
+    up.m = m, up.n = 2 * a.intermediate, up.k = a.hidden, up.ldx = ldx, up.ldw = a.ld_gate_up, up.ldy = ldh;
+    up.pair = a.intermediate, up.w_type = up.bias_type = a.type, up.y_type = operand, up.activation = a.activation;
+    run_product(kernels, pool, up);
+    ProductArgs down{};
+    down.x = h, down.w = a.down, down.bias = a.down_bias, down.y = static_cast<char*>(a.y) + m0 * a.out * es;
+    down.m = m, down.n = a.out, down.k = a.intermediate, down.ldx = ldh, down.ldw = a.ld_down, down.ldy = a.out;
+    down.w_type = down.y_type = down.bias_type = a.type;
+    run_product(kernels, pool, down);
+  }
+  operand_scratch.trim(kKeep);
+}
+
+}  // namespace layout_kernels

@@ -1,0 +1,206 @@
+// Vectors of LK_WIDTH floats and what the kernels need of them, written with the compiler's vector extension; the few
+// conversions it does badly use intrinsics of the level being compiled.
+//
+// Everything here has internal linkage: one level is compiled with instructions another processor may lack, so no
+// function may be merged with another file's by the linker. For the same reason no standard template is used.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t W = LK_WIDTH;
+
+typedef float VF __attribute__((vector_size(LK_WIDTH * 4)));
+typedef int32_t VI __attribute__((vector_size(LK_WIDTH * 4)));
+typedef uint32_t VU __attribute__((vector_size(LK_WIDTH * 4)));
+typedef uint16_t VH __attribute__((vector_size(LK_WIDTH * 2)));
+
+struct BF16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+#define LK_INLINE static inline __attribute__((always_inline))
+
+LK_INLINE VF set1(float v) { return VF{} + v; }
+LK_INLINE VU bits_of(VF v) { return (VU)v; }
+LK_INLINE VF float_of(VU v) { return (VF)v; }
+LK_INLINE VF select(VI mask, VF yes, VF no) { return mask ? yes : no; }
+LK_INLINE VU select(VI mask, VU yes, VU no) { return mask ? yes : no; }
+LK_INLINE VF vmin(VF a, VF b) { return a < b ? a : b; }
+LK_INLINE VF vmax(VF a, VF b) { return a > b ? a : b; }
+
+template <class T>
+LK_INLINE T load_as(const void* p) {
+  T v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+#if defined(__AVX512F__)
+LK_INLINE VF widen_bf16(VH h) { return (VF)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16); }
+#elif defined(__AVX2__)
+LK_INLINE VF widen_bf16(VH h) { return (VF)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16); }
+#else
+LK_INLINE VF widen_bf16(VH h) { return float_of(__builtin_convertvector(h, VU) << 16); }
+#endif
+
+// Round to nearest even; a NaN keeps its sign and becomes quiet.
+LK_INLINE VU bf16_bits(VF v) {
+  VU u = bits_of(v);
+  VU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return select(v == v, rounded, (u >> 16) | 0x40u);
+}
+#if defined(__AVX512F__)
+LK_INLINE VH narrow_bf16(VF v) { return (VH)_mm512_cvtepi32_epi16((__m512i)bf16_bits(v)); }
+#elif defined(__AVX2__)
+LK_INLINE VH narrow_bf16(VF v) {
+  __m256i u = (__m256i)bf16_bits(v);
+  return (VH)_mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+}
+#else
+LK_INLINE VH narrow_bf16(VF v) { return __builtin_convertvector(bf16_bits(v), VH); }
+#endif
+
+#if defined(__AVX512F__)
+LK_INLINE VF widen_f16(VH h) { return (VF)_mm512_cvtph_ps((__m256i)h); }
+LK_INLINE VH narrow_f16(VF v) { return (VH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(__AVX2__)
+LK_INLINE VF widen_f16(VH h) { return (VF)_mm256_cvtph_ps((__m128i)h); }
+LK_INLINE VH narrow_f16(VF v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
+#else
+// fp16 by integer arithmetic: move the exponent, then let one fp32 subtraction normalise subnormals.
+LK_INLINE VF widen_f16(VH h) {
+  VU u = __builtin_convertvector(h, VU);
+  VU magnitude = (u & 0x7fffu) << 13;
+  VU exponent = magnitude & 0x0f800000u;
+  VU moved = magnitude + (112u << 23);
+  VU special = moved + (112u << 23);
+  VU subnormal = bits_of(float_of(moved + (1u << 23)) - float_of(VU{} + (113u << 23)));
+  VU value = select(exponent == 0x0f800000u, special, select(exponent == 0u, subnormal, moved));
+  return float_of(value | ((u & 0x8000u) << 16));
+}
+LK_INLINE VH narrow_f16(VF v) {
+  VU u = bits_of(v);
+  VU sign = u & 0x80000000u;
+  VU a = u ^ sign;
+  VU magic = VU{} + (126u << 23);
+  VU subnormal = bits_of(float_of(a) + float_of(magic)) - magic;
+  VU normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1u)) >> 13;
+  VU special = select(a > 0x7f800000u, VU{} + 0x7e00u, VU{} + 0x7c00u);
+  VU value = select(a >= 0x47800000u, special, select(a < (113u << 23), subnormal, normal));
+  return __builtin_convertvector(value | (sign >> 16), VH);
+}
+#endif
+
+LK_INLINE VF load(const float* p) { return load_as<VF>(p); }
+LK_INLINE VF load(const BF16* p) { return widen_bf16(load_as<VH>(p)); }
+LK_INLINE VF load(const F16* p) { return widen_f16(load_as<VH>(p)); }
+LK_INLINE void store(float* p, VF v) { memcpy(p, &v, sizeof v); }
+LK_INLINE void store(BF16* p, VF v) {
+  VH h = narrow_bf16(v);
+  memcpy(p, &h, sizeof h);
+}
+LK_INLINE void store(F16* p, VF v) {
+  VH h = narrow_f16(v);
+  memcpy(p, &h, sizeof h);
+}
+
+// The first n of W elements, the others 0; never touches memory behind them.
+template <class T>
+LK_INLINE VF load_part(const T* p, int64_t n) {
+  T part[W];
+  memset(part, 0, sizeof part);
+  memcpy(part, p, n * sizeof(T));
+  return load(part);
+}
+template <class T>
+LK_INLINE void store_part(T* p, VF v, int64_t n) {
+  T part[W];
+  store(part, v);
+  memcpy(p, part, n * sizeof(T));
+}
+
+LK_INLINE VF round_to(VF v, const float*) { return v; }
+LK_INLINE VF round_to(VF v, const BF16*) { return float_of(bf16_bits(v) << 16); }
+LK_INLINE VF round_to(VF v, const F16*) { return widen_f16(narrow_f16(v)); }
+template <class T>
+LK_INLINE VF round_to(VF v) {
+  return round_to(v, static_cast<const T*>(nullptr));
+}
+
+// Sums of four vectors at once, and of one, in the same tree: a vector gives the same bits either way.
+typedef float Four __attribute__((vector_size(16)));
+#if defined(__AVX2__)
+LK_INLINE Four sums_of_256(__m256 a, __m256 b, __m256 c, __m256 d) {
+  __m256 t = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return (Four)_mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+}
+#endif
+#if defined(__AVX512F__)
+LK_INLINE __m256 halved(VF v) {
+  return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+}
+LK_INLINE Four sums(VF a, VF b, VF c, VF d) { return sums_of_256(halved(a), halved(b), halved(c), halved(d)); }
+#elif defined(__AVX2__)
+LK_INLINE Four sums(VF a, VF b, VF c, VF d) { return sums_of_256((__m256)a, (__m256)b, (__m256)c, (__m256)d); }
+#else
+LK_INLINE float sum_of_four(VF v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+LK_INLINE Four sums(VF a, VF b, VF c, VF d) {
+  return Four{sum_of_four(a), sum_of_four(b), sum_of_four(c), sum_of_four(d)};
+}
+#endif
+LK_INLINE float sum(VF v) { return sums(v, VF{}, VF{}, VF{})[0]; }
+
+// e^x: split x = n ln 2 + r, a degree 6 polynomial in r, then the exponent. Relative error below 2 ulp; overflows to
+// infinity and underflows through the subnormals to 0 as expf does, NaN stays NaN.
+LK_INLINE VF vexp(VF x) {
+  VF clamped = vmax(vmin(x, set1(89.0f)), set1(-104.0f));
+  VF n = clamped * 1.44269504088896341f;
+  n = (n + 12582912.0f) - 12582912.0f;
+  VF r = clamped - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  VF p = set1(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // 2^n in two factors: n reaches 129 and -150, outside one exponent field.
+  VI whole = __builtin_convertvector(n, VI);
+  VI first = whole >> 1;
+  VI second = whole - first;
+  VF result = p * float_of((VU)((first + 127) << 23)) * float_of((VU)((second + 127) << 23));
+  return select(x == x, result, x);
+}
+
+LK_INLINE VF sigmoid(VF x) { return 1.0f / (1.0f + vexp(-x)); }
+
+// 1 + erf(x), from the Chebyshev fit of erfc of W. J. Cody's kind in Numerical Recipes ("erfcc", relative error 1.2e-7).
+LK_INLINE VF one_plus_erf(VF x) {
+  VF z = select(x < 0.0f, -x, x);
+  VF t = 1.0f / (1.0f + 0.5f * z);
+  VF p = set1(0.17087277f);
+  p = p * t - 0.82215223f;
+  p = p * t + 1.48851587f;
+  p = p * t - 1.13520398f;
+  p = p * t + 0.27886807f;
+  p = p * t - 0.18628806f;
+  p = p * t + 0.09678418f;
+  p = p * t + 0.37409196f;
+  p = p * t + 1.00002368f;
+  p = p * t - 1.26551223f;
+  VF erfc = t * vexp(p - z * z);
+  return select(x < 0.0f, erfc, 2.0f - erfc);
+}
+
+}  // namespace

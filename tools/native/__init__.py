@@ -1,0 +1,1 @@
+"""The native CPU extension: compiling it and checking what was compiled."""
