@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
 from tools.build_variants import build
 from tools.demo import models, timing
@@ -34,7 +32,7 @@ def main() -> int:
     checkpoint = ensure_checkpoint()
     costs = measure_costs(checkpoint)
     stock, ours = models.load_stock(checkpoint), models.load_with_kernels(checkpoint)
-    print_layers(models.count_layers(ours), ours)
+    print_layers(models.count_layers(ours))
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     prompt = encode(tokenizer)
@@ -70,11 +68,11 @@ def encode(tokenizer: Any) -> torch.Tensor:
     return encoded["input_ids"]
 
 
-def print_layers(layers: Counter[str], model: nn.Module) -> None:
+def print_layers(layers: list[models.LayerCount]) -> None:
     """How many layers of which class run which implementation."""
-    print(f"\nlayers of {type(model).__name__}")
-    for name, count in sorted(layers.items()):
-        print(f"  {count:3d} {name}")
+    print("\nlayers that run our kernels")
+    for row in layers:
+        print(f"  {row.count:3d} {row.name}: {row.operation} by {row.implementation}")
 
 
 def print_answers(tokenizer: Any, stock: Trace, ours: Trace) -> None:

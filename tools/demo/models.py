@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ from tools.project import ROOT, read_project
 
 DTYPE = torch.bfloat16
 NORM_KEY = "RMSNorm"
+OPERATIONS = {"CustomRMSNorm": "rms_norm", "RMSNormMLP": "rms_norm_mlp"}
 FUSION_KEY = (("RMSNorm", "model.layers.*.post_attention_layernorm"), ("MLP", "model.layers.*.mlp"))
 
 
@@ -62,6 +65,26 @@ def kernel() -> ModuleType:
     return get_kernel(name, **metadata)
 
 
-def count_layers(model: nn.Module) -> Counter[str]:
-    """How many modules of each of our layer classes `model` holds."""
-    return Counter(type(module).__name__ for module in model.modules() if getattr(module, "is_layout", False))
+@dataclass(frozen=True)
+class LayerCount:
+    """How many layers of one class run which implementation."""
+
+    count: int
+    name: str
+    operation: str
+    implementation: str
+
+
+def count_layers(model: nn.Module) -> list[LayerCount]:
+    """Our layers in `model` by class, with what is bound to their operation on the device of the model."""
+    counts = Counter(type(module) for module in model.modules() if getattr(module, "is_layout", False))
+    device = next(model.parameters()).device
+    rows = []
+    for layout, count in counts.items():
+        name = layout.__name__.removesuffix("Layout")
+        # The copy of the package that owns the layer answers: several may live in this process.
+        owner = sys.modules[layout.__module__.removesuffix(".layers")]
+        operation = OPERATIONS[name]
+        prepared = getattr(owner, f"prepare_{operation}")(device)
+        rows.append(LayerCount(count, name, operation, prepared.spec.name))
+    return sorted(rows, key=lambda row: row.name)
