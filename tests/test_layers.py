@@ -183,3 +183,13 @@ def test_the_stateless_norm_refuses_a_class_that_computes_something_else() -> No
 
     with pytest.raises(ValueError, match="ScaledRMSNorm computes none of"):
         layers.RMSNorm.forward(ScaledRMSNorm(8), torch.ones(2, 8))
+
+
+@pytest.mark.parametrize("cls", [LlamaRMSNorm, Olmo2RMSNorm])
+def test_the_stateless_norm_compiles_without_having_run(cls: Any) -> None:
+    fresh = type(f"Fresh{cls.__name__}", (cls,), {})
+    norm, x = fresh(24), torch.randn(3, 24, generator=torch.Generator().manual_seed(3))
+    expected = norm(x)
+    norm.forward = layers.RMSNorm.forward.__get__(norm)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(norm, fullgraph=True, backend="eager")(x), expected)

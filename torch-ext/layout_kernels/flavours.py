@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from .ops.rms_norm import FLAVOURS
 from .ops.rms_norm.reference import rms_norm as reference_rms_norm
+from .probing import Same, blank_copy, examine, remembered, run, settings
 
 EPS_NAMES = ("variance_epsilon", "eps")
 SEPARATE = ("gate_proj", "up_proj", "down_proj")
@@ -52,49 +53,6 @@ _mlps: dict[Any, MLPFinding] = {}
 _norm_classes: dict[type, NormFinding] = {}
 
 
-class _Same:
-    """Compares by identity and keeps its object alive, so that no other object can take over its id."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-
-def _settings(module: nn.Module) -> tuple[Any, ...]:
-    """Attributes of ``module`` that its forward may read, as a key; objects (a config) count by identity."""
-    own = (
-        (k, v) for k, v in sorted(vars(module).items()) if not k.startswith("_") and k not in ("training", "forward")
-    )
-    return tuple((k, v if isinstance(v, bool | int | float | str | type(None)) else _Same(v)) for k, v in own)
-
-
-def _remembered(cache: dict[Any, Any], key: Any, find: Callable[[], Any]) -> Any:
-    """``cache[key]``, found when new. Bounded: a key holds a config, and each load brings its own."""
-    if key not in cache:
-        if len(cache) >= 256:
-            cache.clear()
-        cache[key] = find()
-    return cache[key]
-
-
-def _blank_copy(module: nn.Module) -> nn.Module:
-    """A module of the same class and settings, without its parameters, children, hooks and a bound ``forward``."""
-    copy = type(module).__new__(type(module))
-    nn.Module.__init__(copy)
-    fresh = set(vars(copy))
-    vars(copy).update({k: v for k, v in vars(module).items() if k not in fresh and k != "forward"})
-    return copy
-
-
-def _run(module: nn.Module, *inputs: torch.Tensor) -> Any:
-    return type(module).forward(module, *inputs)
-
-
 def eps_of(module: nn.Module) -> tuple[str, float] | None:
     """The name and value of ``module``'s epsilon, or None. Zero is a value."""
     for name in EPS_NAMES:
@@ -120,19 +78,13 @@ def _compare_norm(module: Any, eps: float) -> str | None:
     candidates = list(FLAVOURS)
     for x_dtype, w_dtype in itertools.product((torch.float32, torch.bfloat16), repeat=2):
         x, weight = x32.to(x_dtype), w32.to(w_dtype) if has_weight else None
-        probe = _blank_copy(module)
+        probe = blank_copy(module)
         if weight is not None:
             probe.weight = nn.Parameter(weight, requires_grad=False)
-        got = _run(probe, x)
+        got = run(probe, x)
         expected = {flavour: reference_rms_norm(x, weight, eps, flavour) for flavour in candidates}
         candidates = [f for f in candidates if got.dtype == expected[f].dtype and torch.equal(got, expected[f])]
     return candidates[0] if candidates else None
-
-
-def _examine(examine: Callable[[], Any]) -> Any:
-    """Run ``examine`` away from the device, dtype and gradient contexts that a model is built under."""
-    with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        return examine()
 
 
 def _find_norm(module: nn.Module) -> NormFinding:
@@ -146,7 +98,7 @@ def _find_norm(module: nn.Module) -> NormFinding:
     if any(True for _ in module.children()) or len(list(module.parameters(recurse=False))) > (weight is not None):
         return NormFinding(None, reason=f"{name} has parameters or children besides `weight`")
     try:
-        flavour = _examine(lambda: _compare_norm(module, eps[1]))
+        flavour = examine(lambda: _compare_norm(module, eps[1]))
     except Exception as error:  # noqa: BLE001 what a foreign class raises is the reason why it is not ours
         return NormFinding(None, reason=f"{name} could not be run on a [6, hidden_size] input: {error!r}")
     if flavour is None:
@@ -157,27 +109,47 @@ def _find_norm(module: nn.Module) -> NormFinding:
 def norm_flavour(module: nn.Module) -> NormFinding:
     """Which RMSNorm flavour ``module``'s class computes with ``module``'s settings."""
     weight = getattr(module, "weight", None)
-    key = (type(module), _settings(module), None if weight is None else tuple(weight.shape))
-    return _remembered(_norms, key, lambda: _find_norm(module))
+    key = (type(module), settings(module), None if weight is None else tuple(weight.shape))
+    return remembered(_norms, key, lambda: _find_norm(module))
 
 
-def norm_class_flavour(module: nn.Module) -> NormFinding:
-    """:func:`norm_flavour`, decided once per class: the lookup that a forward can afford.
+def _decide_class(cls: type, module: nn.Module) -> NormFinding:
+    finding = norm_flavour(module)
+    if finding.flavour is None:
+        raise ValueError(
+            f"RMSNorm cannot run {cls.__name__}: {finding.reason}. Known flavours: "
+            f"{'; '.join(f'{k} = {v}' for k, v in DESCRIPTIONS.items())}. "
+            "Leave this class out of the KernelConfig."
+        )
+    _norm_classes[cls] = finding
+    return finding
+
+
+@torch.compiler.assume_constant_result
+def _decide_while_compiling(cls: type) -> tuple[str, str]:
+    """Flavour and eps name of a class that has not run yet: the compiler hands over the class, not the module."""
+    finding = _norm_classes.get(cls)
+    if finding is None:
+        try:
+            small = cls(16)
+        except TypeError as error:
+            raise ValueError(
+                f"{cls.__name__}: run the model once before compiling it, {cls.__name__}(16): {error}"
+            ) from error
+        finding = _decide_class(cls, small)
+    return str(finding.flavour), finding.eps_name
+
+
+def norm_class_flavour(module: nn.Module) -> tuple[str, str]:
+    """Flavour and eps name of ``module``'s class, decided once per class: the lookup that a forward can afford.
 
     Raises:
         ValueError: the class computes no known flavour; names the class, the reason and the ways out.
     """
-    finding = _norm_classes.get(type(module))
-    if finding is None:
-        finding = norm_flavour(module)
-        if finding.flavour is None:
-            raise ValueError(
-                f"RMSNorm cannot run {type(module).__name__}: {finding.reason}. Known flavours: "
-                f"{'; '.join(f'{k} = {v}' for k, v in DESCRIPTIONS.items())}. "
-                "Leave this class out of the KernelConfig."
-            )
-        _norm_classes[type(module)] = finding
-    return finding
+    if torch.compiler.is_compiling():
+        return _decide_while_compiling(type(module))
+    finding = _norm_classes.get(type(module)) or _decide_class(type(module), module)
+    return str(finding.flavour), finding.eps_name
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -211,7 +183,7 @@ def _small_linear(like: nn.Linear, fan_in: int, fan_out: int, generator: torch.G
 def _small_mlp(module: nn.Module, packed: bool) -> nn.Module:
     """``module`` with products of width 6 and 10; its other children (activation, dropout) are its own."""
     generator = torch.Generator().manual_seed(21)
-    probe = _blank_copy(module)
+    probe = blank_copy(module)
     sizes = {"gate_proj": (6, 10), "up_proj": (6, 10), "gate_up_proj": (6, 20), "down_proj": (10, 6)}
     for name, child in module.named_children():
         known: Any = child
@@ -229,7 +201,7 @@ def _is_gated(probe: Any, packed: bool, activation: str) -> bool:
         probe.train(mode)
         x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float32) * size
         gate, up = probe.gate_up_proj(x).chunk(2, dim=-1) if packed else (probe.gate_proj(x), probe.up_proj(x))
-        if not torch.equal(_run(probe, x), probe.down_proj(act(gate) * up)):
+        if not torch.equal(run(probe, x), probe.down_proj(act(gate) * up)):
             return False
     return True
 
@@ -252,7 +224,7 @@ def activation_of(module: nn.Module) -> Any:
 
 def activation_name_of(function: Any) -> str | None:
     """:func:`activation_name`, away from the device and dtype contexts that a model is built under."""
-    return _examine(lambda: activation_name(function))
+    return examine(lambda: activation_name(function))
 
 
 def _find_mlp(module: nn.Module) -> MLPFinding:
@@ -276,7 +248,7 @@ def _find_mlp(module: nn.Module) -> MLPFinding:
             return MLPFinding(
                 None, reason=f"{name} has no single activation among {sorted(ACTIVATIONS)} (compared bit for bit)"
             )
-        gated = _examine(lambda: _is_gated(_small_mlp(module, packed), packed, activation))
+        gated = examine(lambda: _is_gated(_small_mlp(module, packed), packed, activation))
     except Exception as error:  # noqa: BLE001 see _find_norm
         return MLPFinding(None, reason=f"{name} could not be run on a [2, 3, hidden_size] input: {error!r}")
     if not gated:
@@ -290,5 +262,5 @@ def _find_mlp(module: nn.Module) -> MLPFinding:
 def mlp_kind(module: nn.Module) -> MLPFinding:
     """Whether ``module`` is a plain gated MLP, and with which activation, by running a narrow copy of it."""
     biases = tuple((n, getattr(c, "bias", None) is not None) for n, c in module.named_children())
-    key = (type(module), _settings(module), biases, tuple(_Same(c) for c in module.children() if not c._parameters))
-    return _remembered(_mlps, key, lambda: _find_mlp(module))
+    key = (type(module), settings(module), biases, tuple(Same(c) for c in module.children() if not c._parameters))
+    return remembered(_mlps, key, lambda: _find_mlp(module))

@@ -82,8 +82,8 @@ class RMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension, in the flavour of the module's own class."""
-        found = flavours.norm_class_flavour(self)
-        return rms_norm(hidden_states, self.weight, getattr(self, found.eps_name), str(found.flavour))
+        flavour, eps_name = flavours.norm_class_flavour(self)
+        return rms_norm(hidden_states, self.weight, getattr(self, eps_name), flavour)
 
 
 class GatedMLP(nn.Module):

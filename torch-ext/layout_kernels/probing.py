@@ -1,0 +1,59 @@
+"""Running a foreign module's class on an input of ours, away from its weights and from the contexts around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Same:
+    """Compares by identity and keeps its object alive, so that no other object can take over its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+
+def settings(module: nn.Module) -> tuple[Any, ...]:
+    """Attributes of ``module`` that its forward may read, as a key; objects (a config) count by identity."""
+    own = (
+        (k, v) for k, v in sorted(vars(module).items()) if not k.startswith("_") and k not in ("training", "forward")
+    )
+    return tuple((k, v if isinstance(v, bool | int | float | str | type(None)) else Same(v)) for k, v in own)
+
+
+def remembered(cache: dict[Any, Any], key: Any, find: Callable[[], Any]) -> Any:
+    """``cache[key]``, found when new. Bounded: a key holds a config, and each load brings its own."""
+    if key not in cache:
+        if len(cache) >= 256:
+            cache.clear()
+        cache[key] = find()
+    return cache[key]
+
+
+def blank_copy(module: nn.Module) -> nn.Module:
+    """A module of the same class and settings, without its parameters, children, hooks and a bound ``forward``."""
+    copy = type(module).__new__(type(module))
+    nn.Module.__init__(copy)
+    fresh = set(vars(copy))
+    vars(copy).update({k: v for k, v in vars(module).items() if k not in fresh and k != "forward"})
+    return copy
+
+
+def run(module: nn.Module, *inputs: torch.Tensor) -> Any:
+    """The class's own forward, whatever has been bound to the instance."""
+    return type(module).forward(module, *inputs)
+
+
+def examine(probe: Callable[[], Any]) -> Any:
+    """Run ``probe`` away from the device, dtype and gradient contexts that a model is built under."""
+    with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        return probe()
