@@ -73,7 +73,7 @@ class Variant:
     directory: str
     backend: str
     native_sources: tuple[Path, ...] = ()
-    native: Callable[[Path, str], None] | None = None
+    native: Callable[[Path, str], object] | None = None
 
 
 def plan_variants(project: Project, backends: Iterable[str]) -> list[Variant]:
