@@ -14,7 +14,9 @@ extern const Kernels avx512_bf16;
 namespace {
 
 // The compiler's checks ask the operating system too: registers it does not save count as absent.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -28,11 +30,15 @@ namespace {
 
 const Kernels* at(int64_t i) {
   switch (i) {
-    case 0: return &portable;
+    case 0:
+      return &portable;
 #if defined(__x86_64__)
-    case 1: return has_avx2() ? &avx2 : nullptr;
-    case 2: return has_avx512() ? &avx512 : nullptr;
-    case 3: return has_avx512_bf16() ? &avx512_bf16 : nullptr;
+    case 1:
+      return has_avx2() ? &avx2 : nullptr;
+    case 2:
+      return has_avx512() ? &avx512 : nullptr;
+    case 3:
+      return has_avx512_bf16() ? &avx512_bf16 : nullptr;
 #endif
   }
   return nullptr;

@@ -2,7 +2,9 @@
 
 namespace {
 
-LK_INLINE VF open_gate(const GatedNormArgs& a, VF gate) { return a.sigmoid ? sigmoid(gate) : gate / (1.0f + vexp(-gate)); }
+LK_INLINE VF open_gate(const GatedNormArgs& a, VF gate) {
+  return a.sigmoid ? sigmoid(gate) : gate / (1.0f + vexp(-gate));
+}
 
 LK_INLINE VF open_gate_derivative(const GatedNormArgs& a, VF gate) {
   VF s = sigmoid(gate);

@@ -8,7 +8,6 @@
 using namespace layout_kernels;
 
 #include "norm.inl"
-//
 #include "activation.inl"
 #include "gated_norm.inl"
 #include "product.inl"

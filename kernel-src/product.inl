@@ -35,9 +35,7 @@ struct Pairing {  // x and w in bf16, products of pairs by the processor
   typedef __m512bh Part;
   static constexpr int64_t step = 2 * W;
   LK_INLINE Part x(const X* p) { return load_as<Part>(p); }
-  LK_INLINE Part x(const X* p, int64_t n) {
-    return (Part)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p);
-  }
+  LK_INLINE Part x(const X* p, int64_t n) { return (Part)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p); }
   LK_INLINE Part w(const Weight* p) { return x(p); }
   LK_INLINE Part w(const Weight* p, int64_t n) { return x(p, n); }
   LK_INLINE VF add(VF sum, Part a, Part b) { return (VF)_mm512_dpbf16_ps((__m512)sum, a, b); }
@@ -100,12 +98,17 @@ void block(const typename E::X* x, int64_t ldx, int64_t m, const typename E::Wei
   const typename E::X* xr = x + r * ldx;
   float* cr = c + r * ldc;
   switch (m - r) {
-    case 1: return strip<E, 1>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
-    case 2: return strip<E, 2>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
-    case 3: return strip<E, 3>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 1:
+      return strip<E, 1>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 2:
+      return strip<E, 2>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 3:
+      return strip<E, 3>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
 #if LK_MR > 4
-    case 4: return strip<E, 4>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
-    case 5: return strip<E, 5>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 4:
+      return strip<E, 4>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+    case 5:
+      return strip<E, 5>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
 #endif
   }
 }
@@ -115,9 +118,8 @@ void widen_panel(const WT* w, int64_t ldw, int64_t nw, int64_t k, float* panel) 
   for (int64_t n = 0; n < nw; ++n) {
     const WT* row = w + n * ldw;
     float* to = panel + n * kPanelLd;
-    each_vector(k, [&](int64_t i, int64_t left) __attribute__((always_inline)) {
-      put(to + i, get(row + i, left), left);
-    });
+    each_vector(
+        k, [&](int64_t i, int64_t left) __attribute__((always_inline)) { put(to + i, get(row + i, left), left); });
   }
 }
 

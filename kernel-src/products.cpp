@@ -33,9 +33,8 @@ void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
     a.tile_m = ceil_div(a.tile_m, 2);
   }
   int64_t tasks = ceil_div(columns, tile) * ceil_div(a.m, a.tile_m);
-  for_each_task(used, tasks, [&](int64_t task) {
-    kernels.product(a, task, tile_scratch.get(kernels.product_scratch));
-  });
+  for_each_task(used, tasks,
+                [&](int64_t task) { kernels.product(a, task, tile_scratch.get(kernels.product_scratch)); });
 }
 
 template <class Body>
@@ -79,8 +78,8 @@ void linear(const Kernels& kernels, const Pool& pool, const LinearArgs& a) {
 namespace {
 
 // Normalised rows as an operand: norm into the tensor's dtype, then widen, row by row in cache.
-void norm_operand(const Kernels& kernels, const MlpArgs& a, int64_t m0, int64_t begin, int64_t end, char* x, int64_t ld,
-                  DType operand, char* row) {
+void norm_operand(const Kernels& kernels, const MlpArgs& a, int64_t m0, int64_t begin, int64_t end, char* x,
+                  int64_t ld, DType operand, char* row) {
   int64_t es = size_of(a.type), os = size_of(operand);
   for (int64_t r = begin; r < end; ++r) {
     const char* from = bytes(a.x) + (m0 + r) * a.ldx * es;

@@ -185,7 +185,8 @@ LK_INLINE VF vexp(VF x) {
 
 LK_INLINE VF sigmoid(VF x) { return 1.0f / (1.0f + vexp(-x)); }
 
-// 1 + erf(x), from the Chebyshev fit of erfc of W. J. Cody's kind in Numerical Recipes ("erfcc", relative error 1.2e-7).
+// 1 + erf(x), from the Chebyshev fit of erfc of W. J. Cody's kind in Numerical Recipes ("erfcc", relative
+// error 1.2e-7).
 LK_INLINE VF one_plus_erf(VF x) {
   VF z = select(x < 0.0f, -x, x);
   VF t = 1.0f / (1.0f + 0.5f * z);

@@ -68,8 +68,8 @@ Tensor new_tensor(int64_t dim, const int64_t* sizes, DType type) {
     step *= sizes[i] ? sizes[i] : 1;
   }
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, torch_type(type),
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dim, sizes, strides, torch_type(type), aoti_torch_device_type_cpu(), 0, &handle));
   return Tensor(handle);
 }
 
@@ -173,8 +173,9 @@ Tensor cpu_rms_norm(Tensor x, OptionalTensor weight, double eps, int64_t flavour
   DType type = result_type(v.type, weight, first);
   Tensor y = new_like(x, type);
   if (v.count == 0) return y;
-  RmsNormArgs a{v.data,  y.data_ptr(),           scale_of(weight, flavour, v.width), v.rows, v.width,
-                static_cast<float>(eps), v.type, type,                               first};
+  RmsNormArgs a{v.data, y.data_ptr(), scale_of(weight, flavour, v.width),
+                v.rows, v.width,      static_cast<float>(eps),
+                v.type, type,         first};
   rms_norm(kernels(), pool(), a, v.count);
   scale_scratch.trim(kKeepScale);
   return y;
@@ -187,8 +188,17 @@ std::tuple<Tensor, Tensor> cpu_rms_norm_backward(Tensor grad, Tensor x, Optional
   STD_TORCH_CHECK(g.type == v.type || g.type == DType::f32, "grad must have the dtype of x or float32");
   Tensor dx = need_x ? new_like(x, v.type) : new_vector(0, v.type);
   Tensor dweight = new_vector(need_weight ? v.width : 0, DType::f32);
-  RmsNormBackwardArgs a{v.data, g.data, need_x ? dx.data_ptr() : nullptr, scale_of(weight, flavour, v.width), v.rows,
-                        g.rows, v.width, static_cast<float>(eps), v.type, g.type, rounds_first(flavour)};
+  RmsNormBackwardArgs a{v.data,
+                        g.data,
+                        need_x ? dx.data_ptr() : nullptr,
+                        scale_of(weight, flavour, v.width),
+                        v.rows,
+                        g.rows,
+                        v.width,
+                        static_cast<float>(eps),
+                        v.type,
+                        g.type,
+                        rounds_first(flavour)};
   float* sums = need_weight ? static_cast<float*>(dweight.data_ptr()) : nullptr;
   rms_norm_backward(kernels(), pool(), a, v.count, sums);
   return {dx, dweight};
@@ -211,8 +221,8 @@ Tensor cpu_gated_activation_backward(Tensor grad, Tensor gate_up, int64_t activa
                   "grad must have the dtype of gate_up and half its width");
   Tensor out = new_like(gate_up, v.type);
   if (v.count == 0) return out;
-  GatedActivationArgs a{v.data, g.data, out.data_ptr(), v.rows, g.rows,
-                        width,  v.type, static_cast<Activation>(activation)};
+  GatedActivationArgs a{v.data, g.data, out.data_ptr(), v.rows,
+                        g.rows, width,  v.type,         static_cast<Activation>(activation)};
   gated_activation(kernels(), pool(), a, v.count, true);
   return out;
 }
@@ -304,8 +314,8 @@ Tensor cpu_linear(Tensor x, Tensor weight, OptionalTensor bias) {
   check_bias(bias, "bias", n, v.type);
   Tensor y = new_like(x, n, v.type);
   if (v.count == 0 || n == 0) return y;
-  LinearArgs a{v.data, weight.data_ptr(), pointer(bias), y.data_ptr(), v.count, n,
-               v.width, distance(v), weight.stride(0), v.type};
+  LinearArgs a{v.data, weight.data_ptr(), pointer(bias), y.data_ptr(),     v.count,
+               n,      v.width,           distance(v),   weight.stride(0), v.type};
   linear(kernels(), pool(), a);
   return y;
 }
@@ -410,9 +420,14 @@ PyMethodDef methods[] = {
 #define LK_JOIN_(a, b) a##b
 #define LK_JOIN(a, b) LK_JOIN_(a, b)
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, LK_STRING(TORCH_EXTENSION_NAME), nullptr, 0,      methods,
-                      nullptr,               nullptr,                         nullptr, nullptr};
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, LK_STRING(TORCH_EXTENSION_NAME), nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
-PyMODINIT_FUNC LK_JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&module); }
+// INTERFACE: see ops/native.py, which refuses another number.
+PyMODINIT_FUNC LK_JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) {
+  PyObject* made = PyModule_Create(&module);
+  if (made != nullptr && PyModule_AddIntConstant(made, "INTERFACE", 1) != 0) Py_CLEAR(made);
+  return made;
+}

@@ -1,7 +1,7 @@
-"""Compile the native CPU extension with the installed compiler: `python -m tools.native.compile` builds it in place.
+"""Compile the native CPU extension with the installed compiler; `python -m tools.native.compile` builds it in place.
 
-The extension holds kernel-src/ and torch-ext/torch_binding.cpp. It uses torch's stable ABI and Python's limited API, so
-one file serves every torch from 2.10 and every Python from 3.9. Its name is its operator namespace.
+The extension holds kernel-src/ and torch-ext/torch_binding.cpp. It uses torch's stable ABI and Python's limited API,
+so one file serves every torch from 2.10 and every Python from 3.9. Its name is its operator namespace.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ COMMON = (
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-math-errno",
+    "-ffunction-sections",
+    "-fdata-sections",
     "-Wall",
     "-Wextra",
-    # GCC 12 sees its own _mm512_undefined_ps() as an uninitialised variable, and mentions vectors wider than the ABI's.
+    # GCC 12 takes its own _mm512_undefined_ps() for a mistake, and mentions vectors wider than the ABI's.
     "-Wno-maybe-uninitialized",
     "-Wno-uninitialized",
     "-Wno-psabi",
@@ -52,8 +54,8 @@ BINDING_FLAGS = (
     # Functions torch declares for a CUDA build are not used here.
     "-Wno-unused-parameter",
 )
-# The standard library is linked in: the compiler's is newer than what manylinux_2_28 promises. Its symbols stay hidden.
-LINK = ("-shared", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs", "-Wl,--as-needed", "-Wl,-s")
+# The standard library is linked in: the compiler's is newer than what manylinux_2_28 promises.
+LINK = ("-shared", "-static-libstdc++", "-Wl,--gc-sections", "-Wl,--as-needed", "-Wl,-s")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
 
@@ -89,9 +91,11 @@ def compile_extension(folder: Path, identifier: str, sanitize: bool = False) -> 
     target = folder / f"{identifier}{SUFFIX}"
     library = torch_folder() / "lib"
     extra = SANITIZE if sanitize else ()
-    link = [flag for flag in LINK if not (sanitize and flag in ("-Wl,-z,defs", "-Wl,-s", "-static-libstdc++"))]
-    # Python's symbols come from the process, so -z defs would refuse them; torch's are resolved at link time.
-    link = [flag for flag in link if flag != "-Wl,-z,defs"]
+    # The sanitizers' run-time libraries come with the compiler's own libstdc++, and their reports need symbols.
+    link = [flag for flag in LINK if not (sanitize and flag in ("-Wl,-s", "-static-libstdc++"))]
+    exports = objects / f"{identifier}.map"
+    exports.write_text(f"{{ global: PyInit_{identifier}; local: *; }};\n", encoding="utf-8")
+    link.append(f"-Wl,--version-script={exports}")
     # Under another name first: a process that holds the old file keeps it, and a build that fails leaves it.
     fresh = target.with_suffix(".new")
     arguments = [*link, *extra, *map(str, compiled), f"-L{library}", "-ltorch", "-ltorch_cpu", "-lc10"]

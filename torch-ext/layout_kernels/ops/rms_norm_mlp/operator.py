@@ -57,9 +57,14 @@ def check_arguments(
             raise TypeError(f"{name} is {value.dtype} and gate_up {gate_up.dtype}; the projections share one dtype")
 
 
+def _is_autocast(device: str) -> bool:
+    # Asking about a device that has no autocast is an error.
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def _without_autocast(device: str) -> contextlib.AbstractContextManager[None]:
     # The public function has converted for autocast; what runs now keeps to the dtypes that it is given.
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+    return torch.autocast(device, enabled=False) if _is_autocast(device) else contextlib.nullcontext()
 
 
 def _launch(
@@ -167,7 +172,7 @@ def rms_norm_mlp(
     compiling = torch.compiler.is_compiling()
     if not compiling:
         check_rows("x", x)
-    if torch.is_autocast_enabled(x.device.type):
+    if _is_autocast(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         gate_up, down = _for_autocast(gate_up, dtype), _for_autocast(down, dtype)
         gate_up_bias, down_bias = _for_autocast(gate_up_bias, dtype), _for_autocast(down_bias, dtype)

@@ -1,0 +1,59 @@
+"""`rms_norm_mlp` on the CPU, by the native extension."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ...dispatch import register_kernel
+from ..gated_activation import ACTIVATIONS
+from ..gated_activation.cpu import gated_activation
+from ..native import operators
+from ..products import has_rows, is_ours, is_vector
+from ..rms_norm import FLAVOURS
+from ..rms_norm.cpu import rms_norm
+from . import CONTRACT
+
+_FLAVOUR = {name: code for code, name in enumerate(FLAVOURS)}
+_ACTIVATION = {name: code for code, name in enumerate(ACTIVATIONS)}
+_fused = operators.cpu_rms_norm_mlp.default
+
+
+@register_kernel(
+    name="cpu.native.rms_norm_mlp",
+    contract=CONTRACT,
+    device="cpu",
+    execution_modes=("eager", "compile"),
+    input_domain="all that the operation takes: bfloat16 and float16 in one call, where that is faster (products.py); "
+    "the rest composed of the native norm and activation and PyTorch's products",
+    solution="native",
+    priority=10,
+)
+def rms_norm_mlp(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """See the operation."""
+    width = x.shape[-1]
+    if (
+        x.dtype is gate_up.dtype
+        and is_ours(x.numel() // width, x.dtype)
+        and (norm_weight is None or norm_weight.dtype is x.dtype or flavour != "cast_then_scale")
+        and has_rows(gate_up)
+        and has_rows(down)
+        and is_vector(gate_up_bias)
+        and is_vector(down_bias)
+    ):
+        return _fused(
+            x, norm_weight, gate_up, down, eps, _FLAVOUR[flavour], _ACTIVATION[activation], gate_up_bias, down_bias
+        )
+    normed = rms_norm(x, norm_weight, eps, flavour).to(gate_up.dtype)
+    product = gated_activation(functional.linear(normed, gate_up, gate_up_bias), activation)
+    return functional.linear(product, down, down_bias).contiguous()
