@@ -1,0 +1,101 @@
+"""Cases and tolerance of `gated_rms_norm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..ops.gated_rms_norm import ACTIVATIONS, FLAVOURS, ORDERS
+from .cases import Case, generator, main_input, make_values
+from .tolerance import explain, in_float64, ulp
+
+if TYPE_CHECKING:
+    import torch
+
+CASES = (
+    *(
+        Case((4, 96), dtype, settings={"flavour": flavour, "order": order, "activation": activation, "group_size": 32})
+        for flavour in FLAVOURS
+        for order in ORDERS
+        for activation, dtype in zip(ACTIVATIONS, ("bfloat16", "float32"), strict=True)
+    ),
+    *(Case((3, 64), "float16", settings={"order": order}) for order in ORDERS),
+    *(Case((3, 64), "bfloat16", settings={"order": o, "weight_dtype": "float32"}) for o in ORDERS),
+    *(Case((3, 64), "bfloat16", settings={"order": o, "weight_dtype": None}) for o in ORDERS),
+    Case((3, 64), "bfloat16", settings={"gate_dtype": "float32"}),
+    *(Case((3, width), "bfloat16") for width in (1, 7, 100, 1536)),
+    *(Case((2, 3, 5, 64), "bfloat16", layout) for layout in ("sliced", "offset", "strided", "transposed", "heads")),
+    Case((2, 3, 64), "float32", "expanded", settings={"order": "norm_then_gate"}),
+    Case((64,), "float32"),
+    Case((0, 64), "bfloat16"),
+    Case((3, 64), "float32", values="zeros", settings={"eps": 0.0}),
+    Case((4, 64), "bfloat16", values="nonfinite"),
+    Case((3, 32), "float64", settings={"group_size": 8}),
+)
+
+
+def arguments(case: Case) -> tuple[Any, ...]:
+    """The arguments of the operation, in its order; the gate lies in memory as x does."""
+    settings, source = case.settings, generator(case)
+    x = main_input(case, source)
+    gate = main_input(Case(case.shape, settings.get("gate_dtype", case.dtype), case.layout), source)
+    dtype = settings.get("weight_dtype", case.dtype)
+    weight = None if dtype is None else make_values(case.shape[-1:], dtype, "normal", source)
+    named = settings.get("flavour", "cast_then_scale"), settings.get("order", "gate_then_norm")
+    last = settings.get("group_size"), settings.get("activation", "silu")
+    return x, gate, weight, settings.get("eps", 1e-6), *named, *last
+
+
+def backward_arguments(case: Case) -> tuple[Any, ...]:
+    """The arguments of the backward: a gradient of the result, those of the operation, and which are needed."""
+    from ..ops.gated_rms_norm.operator import result_dtype
+
+    args = arguments(case)
+    x, _, weight, _, flavour, order, _, _ = args
+    dtype = result_dtype(x.dtype, None if weight is None else weight.dtype, flavour, order)
+    grad = make_values(case.shape, "float64", "normal", generator(Case((1,), seed=case.seed + 1))).to(dtype)
+    return grad, *args, True, True, weight is not None
+
+
+def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
+    """Why a result does not pass, or None.
+
+    Twelve float32 roundings more than `rms_norm` may differ (the activation's eight, the gate's product), each
+    relative to the result as all are factors of it; then 2 ulp, for the roundings of the contract that may turn.
+    """
+    import torch
+
+    from ..ops.gated_rms_norm.reference import gated_rms_norm
+
+    expected, exact = gated_rms_norm(*args), gated_rms_norm(*in_float64(args))
+    single = torch.finfo(torch.float64 if args[0].dtype is torch.float64 else torch.float32).eps
+    bound = 12 * single * exact.abs().nan_to_num(0.0, 0.0, 0.0) + 2 * ulp(exact, expected.dtype)
+    return explain("result", result, expected, exact, bound)
+
+
+def compare_backward(grads: tuple[torch.Tensor | None, ...], args: tuple[Any, ...]) -> str | None:
+    """Why gradients do not pass, or None.
+
+    Differences are compared to the largest gradient of their row (of the whole tensor for the weight): what is
+    subtracted is of that size. 32 float32 roundings, the root of the number of terms in a sum, and 2 ulp of the
+    result; a factor that cast_then_scale rounds to the dtype of x may turn by one eps of it.
+    """
+    import torch
+
+    from ..ops.gated_rms_norm.reference import gated_rms_norm_backward
+
+    x, flavour = args[1], args[5]
+    expected = gated_rms_norm_backward(*args)
+    exact = gated_rms_norm_backward(*in_float64(args))
+    single = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
+    for name, grad, wanted, wide in zip(("x", "gate", "weight"), grads, expected, exact, strict=True):
+        if grad is None or wanted is None or wide is None:
+            continue
+        size = wide.abs().nan_to_num(0.0, 0.0, 0.0)
+        largest = size.amax(-1, keepdim=True)
+        eps = (32 + max(x.numel(), 1) ** 0.5) * single
+        if flavour == "cast_then_scale" and name != "x":
+            eps += torch.finfo(x.dtype).eps
+        reason = explain(f"grad of {name}", grad, wanted, wide, eps * largest + 2 * ulp(wide, wanted.dtype))
+        if reason is not None:
+            return reason
+    return None

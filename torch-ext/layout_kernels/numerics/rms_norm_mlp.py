@@ -1,0 +1,75 @@
+"""Cases and tolerance of `rms_norm_mlp`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..ops.gated_activation import ACTIVATIONS
+from ..ops.rms_norm import FLAVOURS
+from .cases import Case, generator, main_input, make_values
+from .tolerance import explain, in_float64, ulp
+
+if TYPE_CHECKING:
+    import torch
+
+CASES = (
+    *(Case((rows, 48), dtype) for rows in (1, 4, 9) for dtype in ("float32", "bfloat16", "float16")),
+    *(Case((3, 32), "bfloat16", settings={"flavour": flavour}) for flavour in FLAVOURS),
+    *(Case((3, 32), "float32", settings={"activation": activation}) for activation in ACTIVATIONS),
+    Case((2, 3, 32), "bfloat16", settings={"bias": True}),
+    Case((2, 3, 32), "float32", settings={"bias": True, "size": 37, "out": 11}),
+    Case((3, 32), "float32", settings={"projection_dtype": "bfloat16"}),
+    Case((3, 32), "bfloat16", settings={"norm_dtype": None}),
+    *(Case((2, 3, 5, 32), "bfloat16", layout) for layout in ("sliced", "offset", "strided", "transposed", "heads")),
+    Case((2, 3, 32), "float32", "expanded"),
+    Case((32,), "float32"),
+    Case((0, 32), "bfloat16"),
+    Case((3, 32), "float32", values="zeros"),
+    Case((4, 32), "bfloat16", values="nonfinite"),
+    Case((3, 16), "float64"),
+)
+
+
+def arguments(case: Case) -> tuple[Any, ...]:
+    """The arguments of the operation, in its order. Weights are divided by the root of their width, as models' are."""
+    settings, source, width = case.settings, generator(case), case.shape[-1]
+    size, out = settings.get("size", 64), settings.get("out", width)
+    dtype = settings.get("projection_dtype", case.dtype)
+    norm_dtype = settings.get("norm_dtype", case.dtype)
+    x = main_input(case, source)
+    norm_weight = None if norm_dtype is None else make_values((width,), norm_dtype, "normal", source)
+    gate_up = make_values((2 * size, width), dtype, "normal", source) / width**0.5
+    down = make_values((out, size), dtype, "normal", source) / size**0.5
+    biases: tuple[Any, ...] = (None, None)
+    if settings.get("bias"):
+        biases = make_values((2 * size,), dtype, "normal", source), make_values((out,), dtype, "normal", source)
+    named = settings.get("flavour", "cast_then_scale"), settings.get("activation", "silu")
+    return x, norm_weight, gate_up, down, settings.get("eps", 1e-6), *named, *biases
+
+
+def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
+    """Why a result does not pass, or None.
+
+    With u half an eps: gate and up are off by u of |h| @ |W| at most for each of three roundings (h twice, the product
+    itself); an activation grows that by 1.13 at most; the activation and act * up add u each. What this makes of
+    act * up goes through |down|, and the result may be off by 1 ulp. Sums are taken to add u once more.
+    """
+    import torch
+
+    from ..ops.gated_activation.reference import activate
+    from ..ops.rms_norm.reference import rms_norm
+    from ..ops.rms_norm_mlp.reference import rms_norm_mlp
+
+    gate_up, exact = args[2], rms_norm_mlp(*in_float64(args))
+    x, norm_weight, weights, down, eps, flavour, activation, gate_up_bias, _ = in_float64(args)
+    normed = rms_norm(x, norm_weight, eps, flavour)
+    projected, sizes = normed @ weights.T, normed.abs() @ weights.abs().T
+    if gate_up_bias is not None:
+        projected, sizes = projected + gate_up_bias, sizes + gate_up_bias.abs()
+    gate, up = projected.chunk(2, -1)
+    gate_size, up_size = sizes.chunk(2, -1)
+    opened = activate(gate, activation).abs()
+    unit = torch.finfo(gate_up.dtype).eps / 2
+    off = 4 * unit * (1.13 * gate_size * up.abs() + opened * up_size) + 2 * unit * opened * up.abs()
+    bound = (off @ down.abs().T).nan_to_num(0.0, 0.0, 0.0) + ulp(exact, gate_up.dtype)
+    return explain("result", result, rms_norm_mlp(*args), exact, bound)
