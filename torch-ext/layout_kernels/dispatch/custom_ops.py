@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -82,9 +83,18 @@ def _find(name: str) -> torch._ops.OpOverload | None:
 def _schema(fn: Callable[..., Any], mutates_args: tuple[str, ...]) -> str:
     import torch
 
-    # Resolved here, because torch reads annotations that are text with a few names of its own only.
-    fn.__annotations__ = typing.get_type_hints(fn)
-    return torch.library.infer_schema(fn, mutates_args=mutates_args)
+    # torch reads annotations that are text with a few names of its own only; a stand-in carries them resolved.
+    hints = typing.get_type_hints(fn)
+    signature = inspect.signature(fn)
+    parameters = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()]
+    result = hints.get("return", signature.return_annotation)
+
+    def prototype() -> None: ...
+
+    prototype.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=parameters, return_annotation=None if result is type(None) else result
+    )
+    return torch.library.infer_schema(prototype, mutates_args=mutates_args)
 
 
 def _register_kernel(name: str, fn: Callable[..., Any], mutates_args: tuple[str, ...], dispatch_key: str) -> None:
