@@ -103,6 +103,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging as transformers_logging
 
+    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(
@@ -116,7 +117,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         del model.config.quantization_config  # the saved weights are plain bfloat16
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    transformers_logging.enable_progress_bar()
+    if bars:
+        transformers_logging.enable_progress_bar()
 
 
 def _check(folder: Path) -> None:

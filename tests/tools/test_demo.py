@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tools import make_checkpoint
 from tools.demo import timing
 from tools.demo.comparison import Trace, compare, follow, gap_bound, rounding_sigma, spacing
+from tools.project import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +135,28 @@ def test_a_ratio_is_the_median_of_the_rounds_and_the_order_changes() -> None:
     assert calls == ["stock", "ours", "stock", "ours", "ours", "stock", "stock", "ours"]
     # The first run of each is not counted; ratios of the rounds are 0.5, 2 and 3.
     assert (speed.stock, speed.ours, speed.ratio) == (6 / 3.0, 6 / 2.0, 2.0)
+
+
+def test_the_peak_of_a_process_is_its_own_and_not_its_parents() -> None:
+    code = "from tools.demo.timing import peak_mib; print(peak_mib())"
+    ballast = b"x" * (2 << 30)  # every byte is written, so this process now holds more than a child that imports torch
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert float(printed) < len(ballast) / 2**20 < timing.peak_mib()
+
+
+def test_decoding_goes_on_after_the_prompt_one_token_a_step(model: LlamaForCausalLM) -> None:
+    seen: list[tuple[int, int]] = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(
+            (kwargs["input_ids"].shape[1], kwargs["past_key_values"].get_seq_length() if len(seen) else 0)
+        ),
+        with_kwargs=True,
+    )
+    step = timing.decode_stepper(model, PROMPT)
+    assert step() > 0.0
+    assert step() > 0.0
+    handle.remove()
+    assert seen == [(4, 0), (1, 4), (1, 5)]
 
 
 def test_a_load_that_fails_says_why(tmp_path: Path) -> None:

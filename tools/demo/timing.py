@@ -1,14 +1,14 @@
 """Speed of two models side by side, and what loading one costs.
 
-Speeds are taken in one process, the two models in turn and the order changing from round to round, so that whatever
-else the machine does hits both; a ratio is the median of the rounds' own ratios. Loading and peak memory are taken in
-a fresh process for each model, since memory that one model took would hide what the other needs.
+Speeds are taken in one process, the two models in turn (decoding changes over after each token) and the order changing
+from round to round, so that whatever else the machine does hits both; a ratio is the median of the rounds' own ratios.
+Loading and peak memory are taken in a fresh process for each model, since memory that one model took would hide what
+the other needs.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,8 +23,8 @@ from torch import nn
 from tools.project import ROOT
 
 PREFILL_TOKENS = 512
-DECODE_STEPS = 16
-ROUNDS = 5
+PREFILL_ROUNDS = 5
+DECODE_ROUNDS = 48
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,22 @@ def time_prefill(model: nn.Module, prompt: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-@torch.inference_mode()
-def time_decode(model: nn.Module, prompt: torch.Tensor, steps: int = DECODE_STEPS) -> float:
-    """Seconds for `steps` single-token forwards after `prompt`, whose own forward is not counted."""
-    cache = model(input_ids=prompt, use_cache=True, logits_to_keep=1).past_key_values
+def decode_stepper(model: nn.Module, prompt: torch.Tensor) -> Callable[[], float]:
+    """A function that runs one more single-token forward after `prompt` [1, T] and returns its seconds."""
+    with torch.inference_mode():
+        cache = model(input_ids=prompt, use_cache=True, logits_to_keep=1).past_key_values
     token = prompt[:, -1:]
-    start = time.perf_counter()
-    for _ in range(steps):
+
+    @torch.inference_mode()
+    def step() -> float:
+        start = time.perf_counter()
         model(input_ids=token, past_key_values=cache, use_cache=True)
-    return time.perf_counter() - start
+        return time.perf_counter() - start
+
+    return step
 
 
-def interleave(stock: Callable[[], float], ours: Callable[[], float], tokens: int, rounds: int = ROUNDS) -> Speed:
+def interleave(stock: Callable[[], float], ours: Callable[[], float], tokens: int, rounds: int) -> Speed:
     """Run the two measurements in turn, after one unmeasured run of each."""
     stock()
     ours()
@@ -85,8 +89,10 @@ def interleave(stock: Callable[[], float], ours: Callable[[], float], tokens: in
 def measure_speeds(stock: nn.Module, ours: nn.Module, prompt: torch.Tensor) -> tuple[Speed, Speed]:
     """Prefill over the prompt, repeated to PREFILL_TOKENS, and decode after the prompt [1, T]."""
     long = prompt.repeat(1, -(-PREFILL_TOKENS // prompt.shape[1]))[:, :PREFILL_TOKENS]
-    prefill = interleave(lambda: time_prefill(stock, long), lambda: time_prefill(ours, long), PREFILL_TOKENS)
-    decode = interleave(lambda: time_decode(stock, prompt), lambda: time_decode(ours, prompt), DECODE_STEPS)
+    prefill = interleave(
+        lambda: time_prefill(stock, long), lambda: time_prefill(ours, long), PREFILL_TOKENS, PREFILL_ROUNDS
+    )
+    decode = interleave(decode_stepper(stock, prompt), decode_stepper(ours, prompt), 1, DECODE_ROUNDS)
     return prefill, decode
 
 
@@ -116,10 +122,17 @@ def main(kind: str, checkpoint: Path) -> None:
     seconds = time.perf_counter() - start
     prompt = torch.arange(PREFILL_TOKENS).reshape(1, -1)
     time_prefill(model, prompt)
-    time_decode(model, prompt, steps=2)
-    # Linux counts ru_maxrss in KiB.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_mib": peak}))
+    decode_stepper(model, prompt)()
+    print(json.dumps({"seconds": seconds, "peak_mib": peak_mib()}))
+
+
+def peak_mib() -> float:
+    """Peak of this process's memory in MiB, from Linux's /proc.
+
+    Not ru_maxrss: that one survives exec, so a child of a large process starts with its parent's peak.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 if __name__ == "__main__":
