@@ -22,7 +22,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("_ops",),
     ("plugin", "dispatch"),
     ("ops",),
-    ("probing", "patching", "locations"),
+    ("probing", "patching", "locations", "blocks"),
     ("flavours",),
     ("conversion",),
     ("layout",),
@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     part: {earlier for row in ROWS[:index] for earlier in row} for index, parts in enumerate(ROWS) for part in parts
 } | {
     "package": set(),
+    "__main__": {"models"},
     "numerics": {"_ops", "plugin", "dispatch", "ops"},
     "benchmark": {"_ops", "plugin", "dispatch", "ops", "numerics"},
 }

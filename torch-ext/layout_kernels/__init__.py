@@ -21,6 +21,8 @@ __all__ = [
     "prepare_gated_rms_norm",
     "BasePlugin",
     "kernel_loading",
+    "plan",
+    "report",
     "layers",
 ]
 
@@ -37,6 +39,8 @@ _HOMES = {
     "prepare_gated_rms_norm": ".ops.gated_rms_norm",
     "BasePlugin": ".plugin",
     "kernel_loading": ".models.loading",
+    "plan": ".models.plan",
+    "report": ".models.report",
 }
 _SUBMODULES = ("layers",)
 

@@ -58,6 +58,14 @@ def owner_of(model: torch.nn.Module, full_name: str) -> tuple[Layout, str, Rule]
     raise ValueError(f"{full_name!r} is not a parameter of a layout of this model")
 
 
+def verify_all(model: torch.nn.Module) -> None:
+    """Have every layout of ``model`` checked, also those to which no checkpoint tensor leads."""
+    for path, module in model.named_modules():
+        if getattr(module, "is_layout", False):
+            layout: Any = module
+            layout.verify(model, path)
+
+
 def merge(tensors: Sequence[torch.Tensor], rule: Rule, name: str, expected: torch.Size) -> torch.Tensor:
     """The parameter that ``tensors`` make: concatenated along dimension 0 in the order of ``rule.sources``.
 
@@ -106,8 +114,9 @@ if WeightConverter is not None:
             **kwargs: Any,  # noqa: ARG002
         ) -> dict[str, torch.Tensor]:
             """See ``ConversionOps.convert``."""
-            layout, path, rule = owner_of(model, full_layer_name)
-            layout.verify(model, path)
+            layout, _, rule = owner_of(model, full_layer_name)
+            if not layout.verified:
+                verify_all(model)
             tensors: list[torch.Tensor] = []
             for pattern in source_patterns:
                 given = input_dict.pop(pattern, [])

@@ -34,16 +34,15 @@ class CustomRMSNorm(nn.Module):
         return rms_norm(hidden_states, self.scale, self.variance_epsilon)
 
 
-class CustomRMSNormLayout(Layout):
-    """``scale`` [hidden_size], from the checkpoint's ``weight``.
+class NormLayout(Layout):
+    """What the layouts of a norm share: ``scale`` [hidden_size], from the checkpoint's ``weight``, and epsilon.
 
     Takes the arguments of the class that it replaces: ``(hidden_size, eps=1e-6)``, ``dim=`` for ``hidden_size``,
-    positional or by name. Loading reads epsilon from an instance of that class and refuses one that computes
-    something else (Gemma multiplies by ``1 + weight``).
+    positional or by name, ``with_scale=False`` for a norm without weight. Loading reads epsilon from an instance of
+    that class and refuses a class that computes another flavour.
     """
 
-    forward = CustomRMSNorm.forward
-    flavour = "cast_then_scale"
+    flavour = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -53,28 +52,76 @@ class CustomRMSNormLayout(Layout):
 
     def _fill(self) -> None:
         size, self.variance_epsilon = parts.norm_arguments(self.arguments)
-        self.scale = nn.Parameter(torch.ones(size))
+        has_scale = self.arguments[1].get("with_scale", True)
+        self.register_parameter("scale", nn.Parameter(torch.ones(size)) if has_scale else None)
 
     def rules(self) -> list[Rule]:
         """See :meth:`Layout.rules`."""
-        return [Rule("scale", ("weight",))]
+        return [Rule("scale", ("weight",))] if getattr(self, "scale", None) is not None else []
 
     def inspect(self, parent: nn.Module) -> None:
         """Compare with the class that was replaced, and take over its epsilon."""
-        finding, eps = parts.replaced_norm(type(self), parent, self.arguments, self.scale.shape)
+        scale: Any = self.scale
+        shape = None if scale is None else scale.shape
+        finding, eps = parts.replaced_norm(type(self), parent, self.arguments, shape)
         if finding.flavour != self.flavour:
-            raise parts.wrong_flavour("CustomRMSNorm", finding, self.flavour)
+            raise parts.wrong_flavour(type(self).__name__.removesuffix("Layout"), finding, self.flavour)
         self.variance_epsilon = eps
 
     def extra_repr(self) -> str:
         """Shape and epsilon, as transformers' norms print them."""
-        return f"{tuple(self.scale.shape)}, eps={self.variance_epsilon}" if hasattr(self, "scale") else "refused"
+        scale: Any = getattr(self, "scale", None)
+        shape = None if scale is None else tuple(scale.shape)
+        return f"{shape}, eps={self.variance_epsilon}"
+
+
+class CustomRMSNormLayout(NormLayout):
+    """Holds ``scale`` for :class:`CustomRMSNorm`; see :class:`NormLayout`."""
+
+    forward = CustomRMSNorm.forward
+    flavour = "cast_then_scale"
+
+
+class FP32RMSNorm(nn.Module):
+    """RMSNorm as OLMo 2 computes it: ``(scale * (x / rms(x)) in float32).to(x.dtype)``; scale may be None."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of the last dimension; any leading dimensions."""
+        return rms_norm(hidden_states, self.scale, self.variance_epsilon, "scale_then_cast")
+
+
+class FP32RMSNormLayout(NormLayout):
+    """Holds ``scale`` for :class:`FP32RMSNorm`; see :class:`NormLayout`."""
+
+    forward = FP32RMSNorm.forward
+    flavour = "scale_then_cast"
+
+
+class ZeroCenteredRMSNorm(nn.Module):
+    """RMSNorm as Gemma computes it: ``((1 + scale) * (x / rms(x)) in float32).to(x.dtype)``."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of the last dimension; any leading dimensions."""
+        return rms_norm(hidden_states, self.scale, self.variance_epsilon, "one_plus_scale")
+
+
+class ZeroCenteredRMSNormLayout(NormLayout):
+    """Holds ``scale`` for :class:`ZeroCenteredRMSNorm`; see :class:`NormLayout`."""
+
+    forward = ZeroCenteredRMSNorm.forward
+    flavour = "one_plus_scale"
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm that keeps the module's own ``weight``: for the hub name "RMSNorm", without a layout.
+    """RMSNorm that keeps the module's own ``weight``: for the hub names "RMSNorm" and "RMSNormZeroCentered".
 
-    The hub name covers classes that round differently; which one a class computes is found once, by running it.
+    The hub names cover classes that compute different things; what a class computes is found once, by running it.
     """
 
     can_torch_compile = True
@@ -161,20 +208,16 @@ class RMSNormMLP(nn.Module):
 class RMSNormMLPLayout(Layout):
     """``scale`` [hidden_size], ``gate_up_proj``, ``down_proj`` and ``act_fn`` from a norm and the MLP that follows it.
 
-    ``norm`` computes one of the known flavours or is a ``CustomRMSNormLayout`` (an "RMSNorm" key beside the fusion
-    key); ``mlp`` is a plain gated MLP, with separate or packed (Phi-3) gate and up products.
+    ``norm`` computes one of the known flavours or is one of our norm layouts (a norm key beside the fusion key);
+    ``mlp`` is a plain gated MLP, with separate or packed (Phi-3) gate and up products. The parent must hand what the
+    norm returns to the MLP and to nothing else.
     """
 
     forward = RMSNormMLP.forward
 
     def __init__(self, norm: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.packed = False
-        self.activation = "silu"
-        self.flavour = "cast_then_scale"
-        self.variance_epsilon = 1e-6
-        self.norm_layout: tuple[type[Layout], parts.Arguments] | None = None
-        self.scale: nn.Parameter
+        parts.set_defaults(self)
         self.build(lambda: self._fill(norm, mlp))
 
     def _fill(self, norm: nn.Module, mlp: nn.Module) -> None:
@@ -183,14 +226,44 @@ class RMSNormMLPLayout(Layout):
 
     def rules(self) -> list[Rule]:
         """See :meth:`Layout.rules`."""
-        return [Rule("scale", ("weight",)), *parts.mlp_rules(self, child=1)]
+        return [*parts.norm_rules(self), *parts.mlp_rules(self, child=1)]
 
     def inspect(self, parent: nn.Module) -> None:
-        """Compare a norm that came as a layout with the class that it had replaced."""
-        if self.norm_layout is None:
-            return
-        layout, arguments = self.norm_layout
-        finding, eps = parts.replaced_norm(layout, parent, arguments, self.scale.shape)
-        if finding.flavour != self.flavour:
-            raise parts.wrong_flavour("CustomRMSNorm", finding, self.flavour)
-        self.variance_epsilon = eps
+        """Check the parent's data flow, and norms that came as layouts against the classes that they had replaced."""
+        parts.check_fusion(self, parent)
+
+
+class RMSNormMLPRMSNorm(nn.Module):
+    """A norm, a gated MLP and a second norm, as Gemma 2 and 3 run them in a row: see :class:`RMSNormMLP`."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Norm, MLP and norm on the last dimension, [..., hidden_size] to [..., hidden_size]."""
+        output = RMSNormMLP.forward(self, hidden_states)
+        return rms_norm(output, self.post_scale, self.post_variance_epsilon, self.post_flavour)
+
+
+class RMSNormMLPRMSNormLayout(Layout):
+    """As :class:`RMSNormMLPLayout`, with ``post_scale`` [hidden_size] of the norm that follows the MLP."""
+
+    forward = RMSNormMLPRMSNorm.forward
+
+    def __init__(self, norm: nn.Module, mlp: nn.Module, post_norm: nn.Module) -> None:
+        super().__init__()
+        parts.set_defaults(self)
+        self.build(lambda: self._fill(norm, mlp, post_norm))
+
+    def _fill(self, norm: nn.Module, mlp: nn.Module, post_norm: nn.Module) -> None:
+        parts.take_norm(self, norm)
+        parts.take_mlp(self, mlp)
+        parts.take_norm(self, post_norm, "post_")
+
+    def rules(self) -> list[Rule]:
+        """See :meth:`Layout.rules`."""
+        return [*parts.norm_rules(self), *parts.mlp_rules(self, child=1), *parts.norm_rules(self, "post_", child=2)]
+
+    def inspect(self, parent: nn.Module) -> None:
+        """See :meth:`RMSNormMLPLayout.inspect`."""
+        parts.check_fusion(self, parent)

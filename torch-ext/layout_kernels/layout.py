@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from . import conversion, patching
@@ -58,7 +59,7 @@ class Layout(nn.Module):
             patching.register_everywhere(list.copy(self.conversion_mapping))
         except Exception as error:  # noqa: BLE001 raised by finish_loading, see the class docstring
             self.refuse(str(error) or repr(error))
-        self.awaits_weights = any(parameter.is_meta for parameter in self.parameters())
+        self.awaits_weights = torch.empty(0).is_meta  # from_pretrained builds on the meta device
 
     def rules(self) -> list[Rule]:
         """One :class:`Rule` for each parameter."""
@@ -121,6 +122,10 @@ class Layout(nn.Module):
         if not self.awaits_weights:
             return
         self.awaits_weights = False
+        if not self.verified and not any(True for _ in self.parameters()):
+            raise ValueError(
+                f"{type(self).__name__}{place}: no checkpoint tensor led to this layer, so what it replaced is unknown"
+            )
         missing = [
             name
             for name, parameter in self.named_parameters()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import flavours, patching
+from . import blocks, flavours, patching
 from .layout import Layout
 from .locations import Rule
 
@@ -18,6 +18,11 @@ except ImportError:  # see conversion.py; only layouts made from a config need i
 
 SIZE_NAMES = ("hidden_size", "dim", "normalized_shape", "hidden_dim", "embed_dim", "d_model")
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function")
+LAYER_OF = {
+    "cast_then_scale": "CustomRMSNorm",
+    "scale_then_cast": "FP32RMSNorm",
+    "one_plus_scale": "ZeroCenteredRMSNorm",
+}
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -48,17 +53,19 @@ def norm_arguments(arguments: Arguments) -> tuple[int, float]:
 
 
 def wrong_flavour(layer: str, finding: flavours.NormFinding, expected: str) -> ValueError:
-    """The error that says what the replaced norm computes, and what ``layer`` computes."""
+    """The error that says what the replaced norm computes, what ``layer`` computes, and which layer is right."""
     computes = flavours.DESCRIPTIONS.get(finding.flavour or "", "something else")
+    right = LAYER_OF.get(finding.flavour or "")
+    way_out = f"Use {right} for it" if right else "Leave its class out of the KernelConfig"
     return ValueError(
         f"the class that it replaces computes {finding.flavour or 'no known flavour'} ({finding.reason or computes}), "
-        f"{layer} computes {expected} ({flavours.DESCRIPTIONS[expected]}). Let the key name exactly the classes that "
-        "compute the latter, for example 'LlamaRMSNorm'."
+        f"{layer} computes {expected} ({flavours.DESCRIPTIONS[expected]}). {way_out}; a key that is an exact class "
+        "name, such as 'LlamaRMSNorm', covers that class alone."
     )
 
 
 def replaced_norm(
-    layout: type[Layout], parent: nn.Module, arguments: Arguments, shape: torch.Size
+    layout: type[Layout], parent: nn.Module, arguments: Arguments, shape: torch.Size | None
 ) -> tuple[flavours.NormFinding, float]:
     """What the norm computes that ``layout`` stands in for below ``parent``, and its epsilon.
 
@@ -73,41 +80,76 @@ def replaced_norm(
         except TypeError:
             continue  # another class of the same module that the key covers, with other arguments
         weight = getattr(original, "weight", None)
-        if weight is not None and weight.shape == shape:
+        if (None if weight is None else weight.shape) == shape:
             eps = flavours.eps_of(original)
             results[cls.__name__] = (flavours.norm_flavour(original), eps[1] if eps else 0.0)
     if not results:
         raise ValueError(
-            f"no class that takes {args}, {kwargs} and has a weight of shape {tuple(shape)} was found to compare with"
+            f"no class that takes {args}, {kwargs} and has a weight of shape {shape} was found to compare with"
         )
     if len(set(results.values())) > 1:
         kinds = {name: finding.flavour or finding.reason for name, (finding, _) in results.items()}
         raise ValueError(
-            f"the key covers classes that compute different things, {kinds}: use one exact class name as the key"
+            f"the key covers classes that compute different things, {kinds}: let the key be one class, such as "
+            f"'^{next(iter(results))}$'"
         )
     return next(iter(results.values()))
 
 
-def take_norm(layout: Any, norm: nn.Module) -> None:
-    """Give ``layout`` the ``scale``, ``variance_epsilon`` and ``flavour`` of ``norm``, a module or a norm layout."""
+def set_defaults(layout: Any) -> None:
+    """Attributes of a fused layout before its parts are taken over."""
+    layout.packed, layout.activation = False, "silu"
+    layout.flavour, layout.variance_epsilon = "cast_then_scale", 1e-6
+    layout.replaced_norms = {}
+
+
+def take_norm(layout: Any, norm: nn.Module, prefix: str = "") -> None:
+    """Give ``layout`` the ``<prefix>scale``, ``variance_epsilon`` and ``flavour`` of ``norm``, or of a norm layout."""
+    place = "norm after the MLP" if prefix else "norm before the MLP"
+    known: Any = norm
     if getattr(norm, "is_layout", False):
-        known: Any = norm
         if known.refusal is not None:
             raise ValueError(known.refusal)
-        if not hasattr(known, "scale"):
-            raise ValueError(f"the first child is a {type(norm).__name__}, expected a norm")
-        layout.norm_layout = (type(norm), known.arguments)
-        layout.flavour, layout.variance_epsilon = known.flavour, known.variance_epsilon
-        like = known.scale
+        if not hasattr(known, "flavour") or getattr(known, "scale", None) is None:
+            raise ValueError(f"the {place} is a {type(norm).__name__}, expected a norm with a weight")
+        layout.replaced_norms[prefix] = (type(norm), known.arguments)
+        flavour, eps, like = known.flavour, known.variance_epsilon, known.scale
     else:
         finding = flavours.norm_flavour(norm)
-        if finding.flavour is None:
-            raise ValueError(f"the first child cannot be fused: {finding.reason}")
-        layout.flavour, layout.variance_epsilon = finding.flavour, getattr(norm, finding.eps_name)
-        like = norm.weight
-    if like is None:
-        raise ValueError(f"the first child, {type(norm).__name__}, has no weight")
-    layout.scale = nn.Parameter(like.detach().clone())
+        if finding.flavour is None or known.weight is None:
+            raise ValueError(f"the {place} cannot be fused: {finding.reason or 'it has no weight'}")
+        flavour, eps, like = finding.flavour, getattr(norm, finding.eps_name), known.weight
+    setattr(layout, f"{prefix}flavour", flavour)
+    setattr(layout, f"{prefix}variance_epsilon", eps)
+    setattr(layout, f"{prefix}scale", nn.Parameter(like.detach().clone()))
+
+
+def norm_rules(layout: Any, prefix: str = "", child: int = 0) -> list[Rule]:
+    """The rule of ``<prefix>scale``, which comes from the replaced child number ``child``."""
+    name = f"{prefix}scale"
+    return [Rule(name, ("weight",), child)] if hasattr(layout, name) else []
+
+
+def check_fusion(layout: Any, parent: nn.Module) -> None:
+    """Check that ``parent`` runs the fused children one directly after the other, and norms that came as layouts.
+
+    Raises:
+        ValueError: the result of one child goes elsewhere too, or a norm computes another flavour.
+    """
+    layout.resolve_child_names(layout.location)
+    cls = patching.unfused_class(type(parent))
+    if layout.child_names is None:
+        raise ValueError(f"the names of the children of {cls.__name__} that were fused are unknown")
+    reason = blocks.why_not_adjacent(cls, layout.child_names)
+    if reason is not None:
+        raise ValueError(f"{list(layout.child_names)} cannot be fused: {reason}. Leave this key out")
+    for prefix, (norm_layout, arguments) in layout.replaced_norms.items():
+        shape = getattr(layout, f"{prefix}scale").shape
+        finding, eps = replaced_norm(norm_layout, parent, arguments, shape)
+        expected = getattr(layout, f"{prefix}flavour")
+        if finding.flavour != expected:
+            raise wrong_flavour(norm_layout.__name__.removesuffix("Layout"), finding, expected)
+        setattr(layout, f"{prefix}variance_epsilon", eps)
 
 
 def _linear(like: nn.Linear, out_features: int) -> nn.Linear:

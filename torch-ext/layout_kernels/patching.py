@@ -94,6 +94,13 @@ def children_of_fused_parent(parent: nn.Module) -> tuple[str, ...] | None:
     return tuple(names) if names else None
 
 
+def unfused_class(cls: type) -> type:
+    """The class that transformers made ``cls``, a ``Fused<Parent>``, from; any other class as it is."""
+    init = cls.__dict__.get("__init__")
+    is_fused = cls.__name__.startswith("Fused") and init is not None and getattr(init, "__closure__", None) is not None
+    return cls.__bases__[0] if is_fused else cls
+
+
 def requested_kernel_mapping() -> dict[Any, Any]:
     """The mapping of the ``KernelConfig`` that transformers is registering now, further up the call stack; else {}.
 

@@ -1,0 +1,127 @@
+"""Which of our layers a model runs, with which implementation, and why not where one was asked for."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .. import parts
+
+OPERATIONS = {
+    "CustomRMSNorm": ("rms_norm",),
+    "FP32RMSNorm": ("rms_norm",),
+    "ZeroCenteredRMSNorm": ("rms_norm",),
+    "RMSNorm": ("rms_norm",),
+    "GatedMLP": ("gated_activation",),
+    "RMSNormMLP": ("rms_norm_mlp",),
+    "RMSNormMLPRMSNorm": ("rms_norm_mlp", "rms_norm"),
+}
+_warned: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module: its path, our layer, the implementation of its operation on its device, and why not the best one.
+
+    ``implementation`` is the name of a ``KernelSpec``, such as "cpu.reference.rms_norm"; ``fallback`` is empty when
+    nothing stands back, else the reason.
+    """
+
+    path: str
+    layer: str
+    device: str
+    implementation: str
+    fallback: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rows of one model; ``print`` groups equal ones."""
+
+    rows: tuple[Row, ...]
+    unbound: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kinds = Counter((r.layer, r.device, r.implementation, r.fallback) for r in self.rows)
+        lines = [
+            f"{count:4d} {layer} on {device}: {implementation}" + (f" ({fallback})" if fallback else "")
+            for (layer, device, implementation, fallback), count in kinds.items()
+        ]
+        lines += [f"   - {reason}" for reason in self.unbound]
+        return "\n".join(lines) or "no layer of layout-kernels in this model"
+
+
+def layer_of(module: nn.Module) -> tuple[str, Any] | None:
+    """The name of our layer that ``module`` runs, and the copy of this package that owns it; else None."""
+    forward = vars(module).get("forward")
+    bound = getattr(forward, "__func__", None)
+    if getattr(module, "is_layout", False):
+        name, home = type(module).__name__.removesuffix("Layout"), type(module).__module__
+    elif bound is not None and bound.__qualname__.partition(".")[0] in OPERATIONS:
+        name, home = bound.__qualname__.partition(".")[0], bound.__module__
+    else:
+        return None
+    return name, sys.modules.get(home.removesuffix(".layers"))
+
+
+def _device_of(module: nn.Module) -> str:
+    parameter = next(module.parameters(), None)
+    hook = getattr(module, "_hf_hook", None)
+    if parameter is None or parameter.device.type == "meta":
+        return str(getattr(hook, "execution_device", None) or "cpu")
+    return parameter.device.type
+
+
+def _row(path: str, module: Any, name: str, owner: Any) -> Row:
+    device = _device_of(module).partition(":")[0]
+    device = {"0": "cuda"}.get(device, device)
+    operations = OPERATIONS[name]
+    reasons = []
+    if name.startswith("RMSNormMLP") and not all(
+        parts.is_plain_linear(child) for child in (module.gate_up_proj, module.down_proj)
+    ):
+        operations = ("rms_norm", "gated_activation")
+        reasons.append("its products are no plain nn.Linear, so they are called as modules")
+    prepared = [getattr(owner, f"prepare_{operation}")(device) for operation in operations]
+    excluded = {reason for plan in prepared for reason in plan.excluded.values()}
+    if all(plan.spec.solution == "reference" for plan in prepared):
+        reasons += sorted(excluded)
+    return Row(path, name, device, " + ".join(plan.spec.name for plan in prepared), "; ".join(reasons))
+
+
+def _unbound(model: Any, rows: list[Row]) -> tuple[str, ...]:
+    """Layers that the model's KernelConfig asks for and no module runs."""
+    config = getattr(model, "kernel_config", None)
+    asked = getattr(config, "kernel_mapping", None) or {}
+    running = {row.layer for row in rows}
+    reasons = []
+    for key, devices in asked.items():
+        names = {repo.layer_name for modes in devices.values() for repo in modes.values()} if devices else {str(key)}
+        for name in sorted(names - running):
+            if name in OPERATIONS:
+                reasons.append(f"{name} was asked for, and no module of {type(model).__name__} runs it")
+    return tuple(reasons)
+
+
+def report(model: nn.Module) -> Report:
+    """What runs in ``model``: for each module with one of our layers, the implementation on the module's device.
+
+    A layer that was asked for and runs nowhere, and one that falls back, is warned about, once a process for each
+    reason. The answer for a layer comes from the copy of this package that it belongs to.
+    """
+    rows = []
+    for path, module in model.named_modules():
+        found = layer_of(module)
+        if found is not None and found[1] is not None:
+            rows.append(_row(path, module, *found))
+    result = Report(tuple(rows), _unbound(model, rows))
+    for layer, reason in [("", reason) for reason in result.unbound] + [(r.layer, r.fallback) for r in rows]:
+        if reason and (layer, reason) not in _warned:
+            _warned.add((layer, reason))
+            warnings.warn(f"layout-kernels: {layer + ': ' if layer else ''}{reason}", stacklevel=2)
+    return result

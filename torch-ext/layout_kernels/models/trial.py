@@ -1,0 +1,81 @@
+"""A load without weights: builds a model with layers in place and asks each layer whether it may stand there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import conversion, layers, patching
+from .loading import kernel_loading
+
+Key = str | tuple[tuple[str, str], ...]
+
+
+def _patches(model: nn.Module, mapping: dict[Key, str]) -> dict[str, type]:
+    """What transformers registers for ``mapping`` (``register_kernel_replacements_and_fusions``)."""
+    import re
+
+    from transformers.integrations.hub_kernels import make_parent_class_for_kernel_fusion
+
+    found: dict[str, type] = {}
+    for key, layer in mapping.items():
+        layout = getattr(layers, f"{layer}Layout")
+        if isinstance(key, str):
+            found[key] = layout
+            continue
+        parent = key[0][1].rpartition(".")[0].replace("*", r"\w+")
+        children = [path.rpartition(".")[2] for _, path in key]
+        for name, module in model.named_modules():
+            if re.fullmatch(parent, name):
+                cls = type(module)
+                found[cls.__name__] = make_parent_class_for_kernel_fusion(cls, children, layout)
+    return found
+
+
+def _key_of(layout: Any, path: str, model: nn.Module, mapping: dict[Key, str]) -> Key | None:
+    """The key of ``mapping`` that put ``layout`` at ``path``."""
+    parent = model.get_submodule(path.rpartition(".")[0])
+    fused = patching.children_of_fused_parent(parent)
+    for key, layer in mapping.items():
+        if f"{layer}Layout" != type(layout).__name__:
+            continue
+        if isinstance(key, str):
+            if any(
+                patching.replacement(cls.__name__, {key: cls})
+                for cls in patching.original_classes(type(layout), parent)
+            ):
+                return key
+        elif fused is not None and tuple(pattern.rpartition(".")[2] for _, pattern in key) == fused:
+            pattern = key[0][1].split(".")
+            if (
+                all(a in (b, "*") for a, b in zip(pattern, path.split("."), strict=False))
+                and len(pattern) == path.count(".") + 1
+            ):
+                return key
+    return None
+
+
+def refusals(cls: Any, config: Any, mapping: dict[Key, str]) -> dict[Key, str]:
+    """Keys of ``mapping`` whose layers would be refused when ``cls`` is loaded with ``config``, with the reasons."""
+    if not mapping:
+        return {}
+    from transformers.monkey_patching import apply_patches, register_patch_mapping
+
+    found: dict[Key, str] = {}
+    with kernel_loading():
+        with torch.device("meta"):
+            stock = cls(config)
+        register_patch_mapping(_patches(stock, mapping), overwrite=True)
+        with apply_patches(), torch.device("meta"):
+            model = cls(config)
+        model.state_dict()
+        conversion.verify_all(model)
+        for path, module in model.named_modules():
+            layout: Any = module
+            if getattr(module, "is_layout", False) and layout.refusal is not None:
+                key = _key_of(layout, path, model, mapping)
+                if key is not None:
+                    found.setdefault(key, layout.refusal)
+    return found
