@@ -28,7 +28,11 @@ BACKWARD_CONTRACT = OpContract(
     numerical_mode="computed in float32, or float64 for float64, with the activation rounded as in the forward; "
     "rounded once",
 )
-_BACKENDS = (BackendModule(".reference", "any"), BackendModule(".cpu", "cpu", ("extension:cpu",)))
+_BACKENDS = (
+    BackendModule(".reference", "any"),
+    BackendModule(".cpu", "cpu", ("extension:cpu",)),
+    BackendModule(".npu", "npu", ("torch_npu",)),
+)
 OPERATION = Operation(CONTRACT, _BACKENDS)
 BACKWARD = Operation(BACKWARD_CONTRACT, _BACKENDS, follows=CONTRACT.operation)
 

@@ -29,7 +29,11 @@ BACKWARD_CONTRACT = OpContract(
     aliases_inputs=False,
     numerical_mode="sums in float32, or float64 for float64; each gradient rounded once, to its tensor's dtype",
 )
-_BACKENDS = (BackendModule(".reference", "any"), BackendModule(".cpu", "cpu", ("extension:cpu",)))
+_BACKENDS = (
+    BackendModule(".reference", "any"),
+    BackendModule(".cpu", "cpu", ("extension:cpu",)),
+    BackendModule(".npu", "npu", ("torch_npu",)),
+)
 OPERATION = Operation(CONTRACT, _BACKENDS)
 BACKWARD = Operation(BACKWARD_CONTRACT, _BACKENDS, follows=CONTRACT.operation)
 

@@ -19,7 +19,11 @@ CONTRACT = OpContract(
     numerical_mode="the norm as in rms_norm, then rounded to the projections' dtype after each of: the norm, gate, "
     "up, the activation, the product, down; products are accumulated in float32 or wider",
 )
-_BACKENDS = (BackendModule(".reference", "any"), BackendModule(".cpu", "cpu", ("extension:cpu",)))
+_BACKENDS = (
+    BackendModule(".reference", "any"),
+    BackendModule(".cpu", "cpu", ("extension:cpu",)),
+    BackendModule(".npu", "npu", ("torch_npu",)),
+)
 OPERATION = Operation(CONTRACT, _BACKENDS)
 
 _LAZY = ("check_arguments", "rms_norm_mlp")
