@@ -1,0 +1,88 @@
+"""Tensors of a simulated `npu` device: a real storage, sizes and strides, whose bytes lie in a twin on the CPU.
+
+A device tensor is a plain `torch.Tensor`. Its storage carries the CPU storage that holds the bytes as `storage.host`,
+so views share memory, strides are real, and a tensor without its bytes cannot arise unnoticed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+DEVICE = "npu"
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_set = torch.ops.aten.set_.source_Storage_storage_offset
+
+
+class Memory:
+    """What is allocated on the device, in bytes; storages are counted until the last tensor on them is gone."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self.peak = 0
+        self._serial = 0
+
+    @property
+    def allocated(self) -> int:
+        return sum(self.live.values())
+
+    def track(self, storage: torch.UntypedStorage) -> None:
+        # On the Python attribute: torch keeps it exactly as long as the C++ storage.
+        token = _Token()
+        storage.token = token  # type: ignore[attr-defined]
+        self._serial += 1
+        self.live[self._serial] = storage.nbytes()
+        self.peak = max(self.peak, self.allocated)
+        weakref.finalize(token, self.live.pop, self._serial)
+
+
+class _Token:
+    pass
+
+
+MEMORY = Memory()
+
+
+def is_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == DEVICE
+
+
+def host(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the same bytes, of the same sizes and strides."""
+    storage: Any = tensor.untyped_storage()
+    if not hasattr(storage, "host"):
+        raise RuntimeError("a simulated npu tensor has no bytes: an operator made it outside the simulation")
+    empty = torch.empty(0, dtype=tensor.dtype)
+    return empty.set_(storage.host, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _device_storage(bytes_: torch.UntypedStorage) -> torch.UntypedStorage:
+    storage: Any = torch._C._construct_storage_from_data_pointer(
+        bytes_.data_ptr(), torch.device(DEVICE, 0), bytes_.nbytes()
+    )
+    storage.host = bytes_
+    MEMORY.track(storage)
+    return storage
+
+
+def to_device(tensor: torch.Tensor, known: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """A device tensor over the bytes of a CPU tensor, in the storage of `known` where it is one of theirs."""
+    bytes_ = tensor.untyped_storage()
+    storage = known.get(bytes_._cdata)
+    if storage is None:
+        storage = known[bytes_._cdata] = _device_storage(bytes_)
+    fresh = torch._C._acc.create_empty_tensor((0,), tensor.dtype)
+    return describe(fresh, tensor, storage)
+
+
+def describe(target: torch.Tensor, like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """Let a device tensor have the storage, offset, sizes and strides of a CPU tensor."""
+    return _set.redispatch(_CPU, target, storage, like.storage_offset(), like.size(), like.stride())
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What an operator that resizes or transposes in place changes."""
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.nbytes(), tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
