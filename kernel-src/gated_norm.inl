@@ -25,7 +25,7 @@ LK_INLINE float gated_inverse_rms(const GatedNormArgs& a, const X* x, const G* g
     VF v = gated_input(a, x, gate, i, n);
     squares += v * v;
   });
-  return inverse_rms(sum(squares), a.width, a.eps);
+  return inverse_rms(sum_in_double(squares), a.width, a.eps);
 }
 
 template <class X>

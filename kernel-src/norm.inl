@@ -29,7 +29,7 @@ LK_INLINE void put(T* p, VF v, int64_t n) {
 }
 
 template <class X>
-LK_INLINE float sum_of_squares(const X* x, int64_t width) {
+LK_INLINE double sum_of_squares(const X* x, int64_t width) {
   VF a = {}, b = {}, c = {}, d = {};
   int64_t i = 0;
   for (; i + 4 * W <= width; i += 4 * W) {
@@ -43,11 +43,13 @@ LK_INLINE float sum_of_squares(const X* x, int64_t width) {
     VF v = get(x + i, width - i < W ? width - i : W);
     a += v * v;
   }
-  return sum((a + b) + (c + d));
+  return sum_in_double((a + b) + (c + d));
 }
 
-LK_INLINE float inverse_rms(float squares, int64_t width, float eps) {
-  return 1.0f / __builtin_sqrtf(squares / (float)width + eps);
+// In double from the last sum on: the scale of a whole row is then rounded once, which leaves a result's error to its
+// own two products.
+LK_INLINE float inverse_rms(double squares, int64_t width, float eps) {
+  return (float)(1.0 / __builtin_sqrt(squares / (double)width + (double)eps));
 }
 
 template <class X, class Y, bool round_first>

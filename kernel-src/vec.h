@@ -160,6 +160,17 @@ LK_INLINE Four sums(VF a, VF b, VF c, VF d) {
 #endif
 LK_INLINE float sum(VF v) { return sums(v, VF{}, VF{}, VF{})[0]; }
 
+LK_INLINE double sum_in_double(VF v) {
+  typedef double VD __attribute__((vector_size(LK_WIDTH * 4)));
+  typedef float Half __attribute__((vector_size(LK_WIDTH * 2)));
+  Half half[2];
+  memcpy(half, &v, sizeof v);
+  VD d = __builtin_convertvector(half[0], VD) + __builtin_convertvector(half[1], VD);
+  double total = 0.0;
+  for (int64_t i = 0; i < W / 2; ++i) total += d[i];
+  return total;
+}
+
 // e^x: split x = n ln 2 + r, a degree 6 polynomial in r, then the exponent. Relative error below 2 ulp; overflows to
 // infinity and underflows through the subnormals to 0 as expf does, NaN stays NaN.
 LK_INLINE VF vexp(VF x) {

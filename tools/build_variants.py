@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 
 from kernels._rust import Digest, DigestAlgorithm, Metadata
 
+from tools.native.compile import compile_extension, sources
 from tools.project import ROOT, Project, read_project
 
 UNIQUE_LENGTH = 12
@@ -89,7 +91,16 @@ def plan_variants(project: Project, backends: Iterable[str]) -> list[Variant]:
             f"unknown backends {', '.join(unknown)}: build.toml has {', '.join(project.backends)}; "
             "name one of these, or add the backend to general.backends"
         )
-    return [Variant(PURE_DIRECTORIES.get(name, f"torch-{name}"), name) for name in chosen]
+    pure = [Variant(PURE_DIRECTORIES.get(name, f"torch-{name}"), name) for name in chosen]
+    return [*pure, *(variant for name in chosen for variant in _native_variants(project, name))]
+
+
+def _native_variants(project: Project, backend: str) -> Iterator[Variant]:
+    """The compiled variants of a backend: one for this machine where build.toml has a [kernel.*] section for it."""
+    if any(section["backend"] == backend for section in project.table.get("kernel", {}).values()):
+        abi = project.table["torch"]["stable-abi"][backend].replace(".", "")
+        directory = f"torch-stable-abi{abi}-{backend}-{platform.machine()}-{platform.system().lower()}"
+        yield Variant(directory, backend, tuple(sources()), compile_extension)
 
 
 def package_files(package: Path) -> Iterator[Path]:
@@ -218,6 +229,7 @@ def build(output: Path, version: int | None = None, backends: Iterable[str] | No
 
     Raises:
         ValueError: see `read_project` and `plan_variants`.
+        RuntimeError: see `compile_extension`.
     """
     project = read_project()
     variants = plan_variants(project, project.backends if backends is None else backends)
@@ -237,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         folders = build(options.output, options.version, options.backends)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         print(f"build: {error}", file=sys.stderr)
         return 1
     for folder in folders:

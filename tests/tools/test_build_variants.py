@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from kernels._rust import Digest, DigestAlgorithm, DigestValidationError, Metada
 from tools import build_variants
 from tools.project import ROOT, read_project
 
-DIRECTORIES = {"torch-cuda": "cuda", "torch-npu": "cann", "torch-cpu": "cpu"}
+NATIVE = f"torch-stable-abi210-cpu-{platform.machine()}-linux"
+DIRECTORIES = {"torch-cuda": "cuda", "torch-npu": "cann", "torch-cpu": "cpu", NATIVE: "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,9 @@ def test_a_build_ships_every_source_file_and_no_bytecode(builds: dict[int, Path]
     shipped = {str(path.relative_to(package)) for path in package.rglob("*.py") if "_native" not in path.parts}
     for name in DIRECTORIES:
         files = set(snapshot(builds[1] / name))
-        assert files == shipped | {"metadata.json"}, files ^ shipped
+        identifier = Metadata.read_from_file(builds[1] / name / "metadata.json").id
+        extension = {f"{identifier}.abi3.so"} if name == NATIVE else set()
+        assert files == shipped | {"metadata.json"} | extension, files ^ shipped
 
 
 def test_the_same_tree_gives_the_same_bytes(builds: dict[int, Path], tmp_path: Path) -> None:
@@ -89,15 +93,16 @@ def test_ids_depend_on_content_backend_and_version(tmp_path: Path, monkeypatch: 
     project = read_project()
     copy = shutil.copytree(project.package, tmp_path / "layout_kernels", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(type(project), "package", property(lambda self: copy))
-    cpu, cuda = build_variants.plan_variants(project, ["cpu", "cuda"])
+    cpu, cuda, native = build_variants.plan_variants(project, ["cpu", "cuda"])
+    assert (native.directory, native.backend) == (NATIVE, "cpu")
     original = build_variants.kernel_id(project, cpu, 1)
     assert build_variants.kernel_id(project, cpu, 1) == original
     unique = {
         build_variants.kernel_id(project, variant, version).rpartition("_")[2]
-        for variant in (cpu, cuda)
+        for variant in (cpu, cuda, native)
         for version in (1, 2)
     }
-    assert len(unique) == 4
+    assert len(unique) == 6
     (copy / "__pycache__").mkdir()
     (copy / "__pycache__" / "layers.cpython-311.pyc").write_bytes(b"bytecode")
     assert build_variants.kernel_id(project, cpu, 1) == original
@@ -199,7 +204,7 @@ def test_a_build_toml_that_the_official_parser_refuses_is_refused(tmp_path: Path
 
 def test_get_local_kernel_loads_a_build_offline(builds: dict[int, Path]) -> None:
     kernel = kernels.get_local_kernel(builds[1])
-    metadata = Metadata.read_from_file(builds[1] / "torch-cpu" / "metadata.json")
+    metadata = Metadata.read_from_file(builds[1] / NATIVE / "metadata.json")
     assert kernel.__name__ == metadata.id
     assert kernel.layers.CustomRMSNorm.__module__ == f"{metadata.id}.layers"
 
@@ -212,7 +217,7 @@ def test_local_kernels_serves_the_repository_offline(builds: dict[int, Path]) ->
         "print(module.__name__, module.layers.RMSNormMLP.__name__)"
     )
     printed = run_python(code, LOCAL_KERNELS=f"{repository}={builds[1]}").split()
-    assert printed == [Metadata.read_from_file(builds[1] / "torch-cpu" / "metadata.json").id, "RMSNormMLP"]
+    assert printed == [Metadata.read_from_file(builds[1] / NATIVE / "metadata.json").id, "RMSNormMLP"]
 
 
 SIDE_BY_SIDE = """
@@ -223,10 +228,10 @@ copies = [kernels.get_local_kernel(Path(sys.argv[1])), kernels.get_local_kernel(
 x = torch.randn(3, 8)
 weight = torch.randn(8, requires_grad=True)  # a gradient is wanted, so that the operator runs and not a direct call
 outputs = [copy.rms_norm(x, weight) for copy in copies]
-assert all(torch.equal(outputs[0], other) for other in outputs)
+assert all(torch.allclose(outputs[0], other) for other in outputs)  # the source tree may have no native kernels
 modules = [sys.modules[copy.__name__ + "._ops"] for copy in copies]
 registries = {id(sys.modules[copy.__name__ + ".dispatch.registry"]) for copy in copies}
-operators = [sorted(name for name in dir(module.ops) if not name.startswith("_")) for module in modules]
+operators = [sorted(name for name in dir(module.ops) if not name.startswith(("_", "cpu_"))) for module in modules]
 print(json.dumps({"namespaces": [m.NAMESPACE for m in modules], "registries": len(registries),
                   "layers": len({id(copy.layers.CustomRMSNorm) for copy in copies}), "operators": operators}))
 """
@@ -242,7 +247,7 @@ def test_two_versions_and_the_source_tree_live_side_by_side(builds: dict[int, Pa
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    ids = [Metadata.read_from_file(builds[version] / "torch-cpu" / "metadata.json").id for version in (1, 2)]
+    ids = [Metadata.read_from_file(builds[version] / NATIVE / "metadata.json").id for version in (1, 2)]
     assert found["namespaces"] == [*ids, "_layout_kernels_source"]
     assert found["registries"] == 3
     assert found["layers"] == 3

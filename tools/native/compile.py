@@ -123,7 +123,8 @@ def _applies(unit: Path) -> bool:
 
 
 def _flags(unit: Path, identifier: str, sanitize: bool) -> list[str]:
-    flags = [*COMMON, *LEVEL_FLAGS.get(unit.name, ()), f"-I{KERNELS}"]
+    # Messages name files as they lie in the repository, wherever it is: the same tree gives the same bytes.
+    flags = [*COMMON, *LEVEL_FLAGS.get(unit.name, ()), f"-ffile-prefix-map={ROOT}/=", f"-I{KERNELS}"]
     if unit.parent == BINDING:
         include = torch_folder() / "include"
         flags += [*BINDING_FLAGS, f"-DTORCH_EXTENSION_NAME={identifier}", f"-isystem{include}"]
