@@ -18,8 +18,9 @@ _PACKAGE = __name__.rpartition(".")[0]
 NAMESPACE = _SOURCE if _PACKAGE == "layout_kernels" else f"{_SOURCE}_{re.sub(r'[^0-9A-Za-z]+', '_', _PACKAGE)}"
 
 # Native extensions of this copy: what they serve, and the module in this package that holds them. A kind that is not
-# listed was not built; one that is listed must load.
-EXTENSIONS: Mapping[str, str] = {"cpu": _SOURCE} if any(Path(__file__).parent.glob(f"{_SOURCE}*.so")) else {}
+# listed was not built; one that is listed must load. The namespace is compiled in, so no other copy can use the file.
+_BUILT = NAMESPACE == _SOURCE and any(Path(__file__).parent.glob(f"{_SOURCE}*.so"))
+EXTENSIONS: Mapping[str, str] = {"cpu": _SOURCE} if _BUILT else {}
 
 
 def add_op_namespace_prefix(name: str) -> str:
