@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 # Optional libraries, and the parts that may name them. None is loaded by `import layout_kernels`.
+ADAPTERS = {"triton": ("ops/*/triton.py", "ops/triton_parts.py"), "torch_npu": ("ops/*/npu.py",)}
 NAMES_TRANSFORMERS = {"conversion", "layout", "patching", "parts", "locations", "layers", "models", "kernel_plugins"}
 
 
@@ -142,9 +143,9 @@ def wrong_names(imports: list[Import]) -> list[str]:
         where = item.file.relative_to(PACKAGE)
         if item.level == 0 and item.top == PACKAGE.name:
             wrong.append(f"{item.place}: absolute import of the package, which is loaded under other names")
-        for library, file in (("triton", "triton.py"), ("torch_npu", "npu.py")):
-            if item.level == 0 and item.top == library and not (where.parts[0] == "ops" and where.name == file):
-                wrong.append(f"{item.place}: only ops/*/{file} imports {library}")
+        for library, files in ADAPTERS.items():
+            if item.level == 0 and item.top == library and not any(where.match(file) for file in files):
+                wrong.append(f"{item.place}: only {' and '.join(files)} import {library}")
         if item.level == 0 and item.top == "transformers":
             if item.part not in NAMES_TRANSFORMERS:
                 wrong.append(f"{item.place}: {item.part} names transformers")
