@@ -118,3 +118,14 @@ def power_of_two(number: int) -> int:
 def blocks(number: int, size: int) -> int:
     """How many blocks of `size` hold `number`."""
     return -(-number // size)
+
+
+def grid_of(programs: int) -> int:
+    """The number of programs of a launch in one dimension, which holds 2^31 - 1.
+
+    Raises:
+        ValueError: more than that.
+    """
+    if programs >= 2**31:
+        raise ValueError(f"{programs} programs would be needed; a launch takes up to {2**31 - 1}: split the call")
+    return programs
