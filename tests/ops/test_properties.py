@@ -63,6 +63,7 @@ def cases(draw, operation):
             "group_size": st.sampled_from([None, shape[-1] // 3, 1]),
             "weight_dtype": st.just(other),
         },
+        "linear": {"bias": st.booleans(), "out": st.integers(1, 70)},
     }[operation]
     if operation != "gated_activation":
         named["eps"] = st.sampled_from([1e-6, 1e-5, 1e-2])
@@ -75,7 +76,7 @@ def cases(draw, operation):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_implementation_agrees_with_the_reference(operation, backward):
     if backward and operation not in BACKWARD_OF:
-        assert operation == "rms_norm_mlp"  # it is composed when a gradient is recorded
+        assert operation in ("rms_norm_mlp", "linear")  # composed, and PyTorch's own, when a gradient is recorded
         return
 
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -15,7 +15,7 @@ _ROOT = __package__.rpartition(".")[0]
 _EXTENSION = "extension:"
 
 # The modules of the operations, relative to `ops`: the only list of them.
-_BUILTINS = (".rms_norm", ".gated_activation", ".rms_norm_mlp", ".gated_rms_norm")
+_BUILTINS = (".rms_norm", ".gated_activation", ".rms_norm_mlp", ".gated_rms_norm", ".linear")
 
 
 @dataclass(frozen=True)

@@ -72,30 +72,75 @@ def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
     return explain("result", result, expected, exact, bound)
 
 
+def _subtracted(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The size of what is subtracted in the gradients of x, gate and weight; a whole row of differences may vanish."""
+    import torch
+
+    from ..ops.gated_activation.reference import activate, derivative
+
+    grad, x, gate, weight, eps, _, order, group_size, activation = in_float64(args)[:9]
+    opened, slope = activate(gate, activation), derivative(gate, activation)
+    first = order == "gate_then_norm"
+    groups = (x * opened if first else x).unflatten(-1, (-1, group_size or x.shape[-1]))
+    rstd = torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)
+    norm = (groups * rstd).abs()
+    inner = grad if first else grad * opened
+    inner = (inner if weight is None else inner * weight).unflatten(-1, groups.shape[-2:]).abs()
+    size = (rstd * (inner + norm * (inner * norm).mean(-1, keepdim=True))).flatten(-2).nan_to_num(0.0, 0.0, 0.0)
+    factors = (opened.abs(), (x * slope).abs()) if first else (torch.ones_like(size), torch.zeros_like(size))
+    of_x, of_gate = ((size * factor).nan_to_num(0.0, 0.0, 0.0) for factor in factors)
+    return of_x, of_gate, torch.zeros(())
+
+
+def _sizes(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of x and gate, and the terms of weight's, with every difference made a sum of sizes; in float64."""
+    import torch
+
+    from ..ops.gated_activation.reference import activate
+    from ..ops.gated_rms_norm.reference import _normalised
+
+    grad, x, gate, weight, eps, _, order, group_size, activation = in_float64(args)[:9]
+    grad, gate_first = grad.abs(), order == "gate_then_norm"
+    opened, sigmoid = activate(gate, activation).abs(), torch.sigmoid(gate)
+    slope = sigmoid if activation == "sigmoid" else sigmoid + gate.abs() * sigmoid * (1 - sigmoid)
+    normalised, rstd = _normalised(x * opened if gate_first else x, eps, group_size)
+    normalised = normalised.abs()
+    scaled = grad if weight is None else grad * weight.abs()
+    inner = (scaled if gate_first else scaled * opened).unflatten(-1, normalised.shape[-2:])
+    inner = (rstd * (inner + normalised * (inner * normalised).mean(-1, keepdim=True))).flatten(-2)
+    flat = normalised.flatten(-2)
+    size_gate = inner * x.abs() * slope if gate_first else scaled * flat * slope
+    terms = grad * flat if gate_first else grad * opened * flat
+    return inner * opened if gate_first else inner, size_gate, terms.reshape(-1, x.shape[-1])
+
+
 def compare_backward(grads: tuple[torch.Tensor | None, ...], args: tuple[Any, ...]) -> str | None:
     """Why gradients do not pass, or None.
 
-    Differences are compared to the largest gradient of their row (of the whole tensor for the weight): what is
-    subtracted is of that size. 32 float32 roundings, the root of the number of terms in a sum, and 2 ulp of the
-    result; a factor that cast_then_scale rounds to the dtype of x may turn by one eps of it.
+    Relative to the sizes of what is subtracted and summed: 32 float32 roundings on the way, and the root of the
+    number of terms of a sum, twice; then 2 ulp of the result. A factor that cast_then_scale rounds to the dtype of x
+    may turn: one eps of the gate's gradient, and two of the largest term of the weight's.
     """
     import torch
 
     from ..ops.gated_rms_norm.reference import gated_rms_norm_backward
 
-    x, flavour = args[1], args[5]
-    expected = gated_rms_norm_backward(*args)
-    exact = gated_rms_norm_backward(*in_float64(args))
+    x, turns = args[1], args[5] == "cast_then_scale"
+    expected, exact = gated_rms_norm_backward(*args), gated_rms_norm_backward(*in_float64(args))
     single = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
-    for name, grad, wanted, wide in zip(("x", "gate", "weight"), grads, expected, exact, strict=True):
+    half = torch.finfo(x.dtype).eps if turns else 0.0
+    size_x, size_gate, terms = (size.nan_to_num(0.0, 0.0, 0.0) for size in _sizes(args))
+    along = (32 + 2 * x.shape[-1] ** 0.5) * single
+    largest = terms.amax(0) if len(terms) else terms.sum(0)
+    bounds = {
+        "x": along * size_x,
+        "gate": (along + half) * size_gate,
+        "weight": (32 + 2 * len(terms) ** 0.5) * single * terms.sum(0) + 2 * half * largest,
+    }
+    for (name, bound), grad, wanted, wide in zip(bounds.items(), grads, expected, exact, strict=True):
         if grad is None or wanted is None or wide is None:
             continue
-        size = wide.abs().nan_to_num(0.0, 0.0, 0.0)
-        largest = size.amax(-1, keepdim=True)
-        eps = (32 + max(x.numel(), 1) ** 0.5) * single
-        if flavour == "cast_then_scale" and name != "x":
-            eps += torch.finfo(x.dtype).eps
-        reason = explain(f"grad of {name}", grad, wanted, wide, eps * largest + 2 * ulp(wide, wanted.dtype))
+        reason = explain(f"grad of {name}", grad, wanted, wide, bound + 2 * ulp(wide, wanted.dtype))
         if reason is not None:
             return reason
     return None

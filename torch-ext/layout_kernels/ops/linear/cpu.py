@@ -1,0 +1,30 @@
+"""`linear` on the CPU, by the native extension."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ...dispatch import register_kernel
+from ..native import operators
+from ..products import has_rows, is_ours, is_vector
+from . import CONTRACT
+
+_product = operators.cpu_linear.default
+
+
+@register_kernel(
+    name="cpu.native.linear",
+    contract=CONTRACT,
+    device="cpu",
+    execution_modes=("eager", "compile"),
+    input_domain="all that the operation takes: bfloat16 and float16 where that is faster (products.py); the rest is "
+    "handed to PyTorch's product",
+    solution="native",
+    priority=10,
+)
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """See the operation."""
+    if is_ours(x.numel() // x.shape[-1], x.dtype) and has_rows(weight) and is_vector(bias):
+        return _product(x, weight, bias)
+    return functional.linear(x, weight, bias).contiguous()

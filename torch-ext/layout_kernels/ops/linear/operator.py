@@ -1,0 +1,86 @@
+"""`linear` for torch: argument check, operator, autograd and the public function."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ...dispatch.launch import define_operator, is_direct
+from ...dispatch.runtime import RUNTIME
+from ..arguments import check_rows, check_tensor, check_vector
+from . import CONTRACT, reference
+
+_forward = RUNTIME.functions(CONTRACT.operation)
+
+
+def check_arguments(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """What every launch, fake implementation and suite asks of the arguments.
+
+    Raises:
+        TypeError, ValueError: they name the argument, what was given and what is allowed.
+    """
+    check_rows("x", x)
+    check_tensor("weight", weight, x)
+    width = x.shape[-1]
+    if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != width:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; it must be [out, {width}], out at least 1")
+    if bias is not None:
+        check_vector("bias", bias, weight.shape[0], x)
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None and value.dtype is not x.dtype:
+            raise TypeError(f"{name} is {value.dtype} and x {x.dtype}; a product has one dtype, convert one of them")
+
+
+def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    check_arguments(x, weight, bias)
+    return _forward[x.device.type](x, weight, bias)
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    check_arguments(x, weight, bias)
+    return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _differentiable(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    # What a backward needs is the same whoever makes the product, and PyTorch's has one.
+    return functional.linear(x, weight, bias)
+
+
+FORWARD = define_operator(
+    CONTRACT.operation,
+    _launch,
+    mutates_args=CONTRACT.mutates,
+    fake=_fake,
+    differentiable=_differentiable,
+    plain=reference.linear,
+)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The product of a linear layer: x @ weight^T + bias (source: `torch.nn.functional.linear`).
+
+    Accumulated in float32 or wider and rounded once. Where a gradient is recorded, and under autocast, PyTorch's own
+    product runs.
+
+    Args:
+        x: [..., width], any strides; float16, bfloat16, float32 or float64.
+        weight: [out, width], of the dtype of x.
+        bias: [out], of the dtype of x, or None.
+
+    Returns:
+        [..., out], contiguous, of the dtype of x, memory of its own.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+        NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
+    """
+    # Asking whether autocast is on for a device that has none, such as meta, is an error; so is another type than a
+    # tensor, which the check names.
+    if isinstance(x, torch.Tensor) and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+        return functional.linear(x, weight, bias)
+    if torch.compiler.is_compiling():
+        return FORWARD(x, weight, bias)
+    check_arguments(x, weight, bias)
+    if is_direct(x, weight, bias):
+        return _forward[x.device.type](x, weight, bias)
+    return FORWARD(x, weight, bias)
