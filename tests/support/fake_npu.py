@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from tests.support.fake_npu_memory import DEVICE, MEMORY, describe, host, is_device, layout_of, to_device
@@ -73,6 +73,15 @@ def _to_cpu(value: Any) -> Any:
     return value
 
 
+def _map(function: Callable[[Any], Any], value: Any) -> Any:
+    """`tree_map` over what operators take and give; several times faster, and it runs at every launch."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return type(value)([_map(function, item) for item in value])
+    if isinstance(value, dict):
+        return {key: _map(function, item) for key, item in value.items()}
+    return function(value)
+
+
 def run(name: str, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run what takes CPU tensors on device tensors: results share memory where the CPU's do."""
     originals: list[tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]] = []
@@ -86,7 +95,7 @@ def run(name: str, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         originals.append((value, twin, layout_of(twin)))
         return twin
 
-    lent_args, lent_kwargs = tree_map(lend, (args, kwargs))
+    lent_args, lent_kwargs = _map(lend, args), _map(lend, kwargs)
     result = compute(*lent_args, **lent_kwargs)
     for original, twin, before in originals:
         if layout_of(twin) != before:
@@ -102,7 +111,7 @@ def run(name: str, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             return value
         return back[id(value)] if id(value) in back else to_device(value, known)
 
-    results = tree_map(give_back, result)
+    results = _map(give_back, result)
     SIMULATION.calls.append(name)
     if SIMULATION.recording is not None:
         SIMULATION.recording.append((compute, (args, kwargs), results, name))
@@ -138,7 +147,7 @@ def _one_device(name: str, arguments: Any) -> None:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device, found npu:0 and cpu")
         return value
 
-    tree_map(check, arguments)
+    _map(check, arguments)
 
 
 def _register_operators() -> None:
@@ -170,7 +179,7 @@ def _register_autocast() -> None:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
             with torch._C._ExcludeDispatchKeyGuard(excluded):
-                return op(*tree_map(cast, args), **tree_map(cast, kwargs))
+                return op(*_map(cast, args), **_map(cast, kwargs))
 
         return kernel
 
@@ -201,10 +210,10 @@ class Graph:
 
     def replay(self) -> None:
         for compute, arguments, results, _ in self.launches:
-            args, kwargs = tree_map(lambda v: host(v) if is_device(v) else _to_cpu(v), arguments)
+            args, kwargs = _map(lambda v: host(v) if is_device(v) else _to_cpu(v), arguments)
             again = compute(*args, **kwargs)
-            flat = torch.utils._pytree.tree_leaves(results)
-            for old, new in zip(flat, torch.utils._pytree.tree_leaves(again), strict=True):
+            flat = tree_leaves(results)
+            for old, new in zip(flat, tree_leaves(again), strict=True):
                 if is_device(old) and host(old).data_ptr() != new.data_ptr():
                     host(old).copy_(new)
 

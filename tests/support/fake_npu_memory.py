@@ -6,7 +6,6 @@ so views share memory, strides are real, and a tensor without its bytes cannot a
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -20,26 +19,22 @@ class Memory:
     """What is allocated on the device, in bytes; storages are counted until the last tensor on them is gone."""
 
     def __init__(self) -> None:
-        self.live: dict[int, int] = {}
+        self.allocated = 0
         self.peak = 0
-        self._serial = 0
-
-    @property
-    def allocated(self) -> int:
-        return sum(self.live.values())
 
     def track(self, storage: torch.UntypedStorage) -> None:
-        # On the Python attribute: torch keeps it exactly as long as the C++ storage.
-        token = _Token()
-        storage.token = token  # type: ignore[attr-defined]
-        self._serial += 1
-        self.live[self._serial] = storage.nbytes()
-        self.peak = max(self.peak, self.allocated)
-        weakref.finalize(token, self.live.pop, self._serial)
+        # An attribute of the storage's Python object, which torch keeps exactly as long as the C++ storage.
+        storage.owner = _Allocation(self, storage.nbytes())  # type: ignore[attr-defined]
 
 
-class _Token:
-    pass
+class _Allocation:
+    def __init__(self, memory: Memory, size: int) -> None:
+        self.memory, self.size = memory, size
+        memory.allocated += size
+        memory.peak = max(memory.peak, memory.allocated)
+
+    def __del__(self) -> None:
+        self.memory.allocated -= self.size
 
 
 MEMORY = Memory()
@@ -59,9 +54,8 @@ def host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _device_storage(bytes_: torch.UntypedStorage) -> torch.UntypedStorage:
-    storage: Any = torch._C._construct_storage_from_data_pointer(
-        bytes_.data_ptr(), torch.device(DEVICE, 0), bytes_.nbytes()
-    )
+    address = bytes_.data_ptr() if bytes_.nbytes() else 0
+    storage: Any = torch._C._construct_storage_from_data_pointer(address, torch.device(DEVICE, 0), bytes_.nbytes())
     storage.host = bytes_
     MEMORY.track(storage)
     return storage

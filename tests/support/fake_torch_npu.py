@@ -168,10 +168,8 @@ def _geglu_grad(
     )
     activated, other = (left, right) if activate_left else (right, left)
     grad = grad_output.float()
-    with torch.enable_grad():
-        leaf = activated.detach().clone().requires_grad_()
-        value = functional.gelu(leaf, approximate=_approximate("npu_geglu_grad", approximate))
-        (slope,) = torch.autograd.grad(value, leaf, grad * other)
+    kind = _approximate("npu_geglu_grad", approximate)
+    slope = torch.ops.aten.gelu_backward(grad * other, activated, approximate=kind)
     through = grad * gelu.float()
     return torch.cat((slope, through) if activate_left else (through, slope), dim).to(input.dtype)
 
@@ -202,6 +200,9 @@ def make(run: Callable[..., Any], simulation: Any) -> types.ModuleType:
         library.define(schema)
 
         def kernel(*args: Any, _name: str = name, **kwargs: Any) -> Any:
+            if any(value is None for value in args):
+                raise RefusedError(f"{_name}: a tensor is missing")
+
             def compute(*values: Any, **named: Any) -> Any:
                 return _OPERATORS[_name](simulation.product, *values, **named)
 

@@ -18,8 +18,8 @@ from . import BACKWARD_CONTRACT, CONTRACT, reference
 from .operator import check_arguments, result_dtype
 
 _DOMAIN = (
-    "float32, bfloat16 and float16 in any mixture, any strides, empty too; float64, and all on Atlas products before A2 "
-    "and on Ascend 310, are handed to the reference"
+    "float32, bfloat16 and float16 in any mixture, any strides, empty too; float64, and all on Atlas products before "
+    "A2 and on Ascend 310, are handed to the reference"
 )
 _norm = torch_npu.npu_rms_norm
 _norm_backward = torch_npu.npu_rms_norm_backward
