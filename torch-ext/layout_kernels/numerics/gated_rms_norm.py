@@ -93,7 +93,7 @@ def _subtracted(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def _sizes(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of x and gate, and the terms of weight's, with every difference made a sum of sizes; in float64."""
+    """The gradients of x and gate and the terms of the weight's, every difference made a sum of sizes; in float64."""
     import torch
 
     from ..ops.gated_activation.reference import activate
