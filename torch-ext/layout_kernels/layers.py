@@ -16,6 +16,7 @@ from . import flavours, parts
 from .layout import Layout
 from .locations import Rule
 from .ops.gated_activation import gated_activation
+from .ops.linear import linear
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm_mlp import rms_norm_mlp
 
@@ -131,6 +132,24 @@ class RMSNorm(nn.Module):
         """RMSNorm of the last dimension, in the flavour of the module's own class."""
         flavour, eps_name = flavours.norm_class_flavour(self)
         return rms_norm(hidden_states, self.weight, getattr(self, eps_name), flavour)
+
+
+class Linear(nn.Module):
+    """The product of ``nn.Linear``, for layers of a model that no other layer of this package holds.
+
+    No class of transformers carries the hub name "Linear": ``kernel_loading(linear=True)`` gives it to ``nn.Linear``.
+    """
+
+    can_torch_compile = True
+    has_backward = True
+
+    # `input` is the name that nn.Linear.forward has for it, and `kernels` compares the two.
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """``input @ weight^T + bias`` on the last dimension, [..., in_features] to [..., out_features]."""
+        return linear(input, self.weight, self.bias)
+
+
+parts.mark_linear_forward(Linear.forward)
 
 
 class GatedMLP(nn.Module):

@@ -26,17 +26,24 @@ LAYER_OF = {
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+def mark_linear_forward(forward: Any) -> None:
+    """Let `is_plain_linear` know a forward that computes what ``nn.Linear`` does; any copy of this package may ask."""
+    forward.is_linear_forward = True
+
+
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether calling ``module`` is exactly ``F.linear(x, module.weight, module.bias)``.
 
-    False for a subclass or a wrapper (LoRA, quantised), hooks (offloaded), a replaced forward, and a weight that is a
-    tensor subclass: reading the weight there would give other values than calling the module.
+    False for a subclass or a wrapper (LoRA, quantised), hooks (offloaded), a replaced forward other than that of our
+    own ``Linear``, and a weight that is a tensor subclass: reading the weight there would give other values than
+    calling the module.
     """
     return (
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter
         and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-        and not (module._backward_pre_hooks or "forward" in module.__dict__)
+        and not module._backward_pre_hooks
+        and ("forward" not in module.__dict__ or getattr(module.__dict__["forward"], "is_linear_forward", False))
     )
 
 

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from ..parts import is_plain_linear
 from .versions import check_versions
 
 _lock = threading.RLock()
@@ -165,13 +166,36 @@ def _is_fused_name(name: str, cls: type) -> bool:
 
 
 @contextmanager
-def kernel_loading() -> Iterator[None]:
+def _linear_has_a_hub_name() -> Iterator[None]:
+    """Give plain ``nn.Linear`` modules the hub name "Linear" while models are loaded, and take it back."""
+    from kernels import replace_kernel_forward_from_hub
+    from torch import nn
+
+    names = ("kernel_layer_name", "kernel_condition")
+    before = {name: vars(nn.Linear)[name] for name in names if name in vars(nn.Linear)}
+    # Without hooks or another forward: what is offloaded or wrapped keeps its own.
+    replace_kernel_forward_from_hub(nn.Linear, "Linear", condition=is_plain_linear)
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(nn.Linear, name)
+        for name, value in before.items():
+            setattr(nn.Linear, name, value)
+
+
+@contextmanager
+def kernel_loading(linear: bool = False) -> Iterator[None]:
     """Load models with our layers inside this context: ``with kernel_loading(): AutoModel.from_pretrained(...)``.
 
     Admits "cpu" as a device of ``KernelConfig``. On exit, after success or an error, every process-wide registry of
     transformers that a kernel load writes to is as it was on entry, so the next stock load is stock. The loaded model
     keeps its layers, runs, trains and saves outside. May be nested; other threads wait, since the registries are
     shared.
+
+    Args:
+        linear: give plain ``nn.Linear`` modules the hub name "Linear", so that a ``KernelConfig`` may have that key
+            (``"<repo>:Linear"``). No class of transformers carries it.
 
     Raises:
         ImportError: transformers and kernels are not installed in versions that work together.
@@ -184,6 +208,8 @@ def kernel_loading() -> Iterator[None]:
                 stack.enter_context(scope())
         else:
             stack.enter_context(_registries())
+        if linear:
+            stack.enter_context(_linear_has_a_hub_name())
         _depth += 1
         try:
             yield
