@@ -56,6 +56,11 @@ class NormLayout(Layout):
         has_scale = self.arguments[1].get("with_scale", True)
         self.register_parameter("scale", nn.Parameter(torch.ones(size)) if has_scale else None)
 
+    @property
+    def weight(self) -> torch.Tensor | None:
+        """``scale`` under its former name: parents read it (Mamba's block converts its input to ``norm.weight.dtype``)."""
+        return getattr(self, "scale", None)
+
     def rules(self) -> list[Rule]:
         """See :meth:`Layout.rules`."""
         return [Rule("scale", ("weight",))] if getattr(self, "scale", None) is not None else []

@@ -160,6 +160,12 @@ def _chain(parent: nn.Module, mlp_name: str) -> tuple[str, ...]:
     return next(((f, mlp_name) for f in norms if blocks.why_not_adjacent(cls, (f, mlp_name)) is None), (mlp_name,))
 
 
+def _all_of(model: nn.Module, pattern: str, cls: type) -> bool:
+    """Whether every module that ``pattern`` names is a ``cls``. transformers patches the class of each of them, so a
+    pattern that also names others (a dense MLP where other layers have experts) has to give way to one exact path."""
+    return all(type(module) is cls for path, module in model.named_modules() if pattern_of(path) == pattern)
+
+
 def _has_weight(module: Any) -> bool:
     return getattr(module, "weight", None) is not None and flavours.norm_flavour(module).flavour is not None
 
@@ -193,7 +199,8 @@ def _block_entries(model: nn.Module) -> Iterator[Entry]:
             yield Entry(where, mlp_class, len(members), None, None, reason)
             continue
         taken.add(cls)
-        key = tuple(("MLP" if child == name else "RMSNorm", f"{pattern}.{child}") for child in chain)
+        parent_key = pattern if _all_of(model, pattern, cls) else path
+        key = tuple(("MLP" if child == name else "RMSNorm", f"{parent_key}.{child}") for child in chain)
         yield Entry(where, mlp_class, len(members), _LAYERS[len(chain)], key)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -15,8 +16,6 @@ Key = str | tuple[tuple[str, str], ...]
 
 def _patches(model: nn.Module, mapping: dict[Key, str]) -> dict[str, type]:
     """What transformers registers for ``mapping`` (``register_kernel_replacements_and_fusions``)."""
-    import re
-
     from transformers.integrations.hub_kernels import make_parent_class_for_kernel_fusion
 
     found: dict[str, type] = {}
@@ -48,11 +47,9 @@ def _key_of(layout: Any, path: str, model: nn.Module, mapping: dict[Key, str]) -
             ):
                 return key
         elif fused is not None and tuple(pattern.rpartition(".")[2] for _, pattern in key) == fused:
-            pattern = key[0][1].split(".")
-            if (
-                all(a in (b, "*") for a, b in zip(pattern, path.split("."), strict=False))
-                and len(pattern) == path.count(".") + 1
-            ):
+            owner = key[0][1].rpartition(".")[0].replace("*", r"\w+")
+            named = (module for name, module in model.named_modules() if re.fullmatch(owner, name))
+            if any(type(module) is type(parent) for module in named):
                 return key
     return None
 
