@@ -92,7 +92,7 @@ def send_all(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: send(value.clone()) for key, value in tensors.items()}
 
 
-@pytest.mark.parametrize("name", ["cast_then_scale", "one_plus_scale", "silu", "gelu", "mlp"])
+@pytest.mark.parametrize("name", ["one_plus_scale", "silu", "mlp"])
 def test_ten_thousand_calls_hold_no_memory(name):
     tensors = send_all(arguments(torch.bfloat16))
     small = {"x": tensors["x"][:1, :1], "gate": tensors["gate"][:1, :1], "pair": tensors["pair"][:1, :1].contiguous()}
