@@ -46,7 +46,7 @@ class Runtime:
         self._catalog = catalog
         self._bindings: dict[str, _Binding] = {}
         self._functions: dict[str, _Table] = {}
-        # Reentrant: a backend's import may ask for another operation's table.
+        # Reentrant: a backend that is being imported may use another operation.
         self._lock = threading.RLock()
 
     def initialize(
@@ -60,8 +60,8 @@ class Runtime:
 
     def functions(self, operation: str) -> dict[str, Callable[..., Any]]:
         """An operation's selected callables by device type: the same table always, filled by binding devices."""
-        with self._lock:
-            return self._functions.setdefault(operation, _Table(self._default))
+        # Without the lock: modules ask while they are imported, perhaps by a thread that the lock's holder waits for.
+        return self._functions.setdefault(operation, _Table(self._default))
 
     def prepared(self, operation: str, device: Any = None) -> PreparedKernel:
         """The selected implementation of an operation; a device that is not bound yet is bound with the defaults.

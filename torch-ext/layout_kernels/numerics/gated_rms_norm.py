@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..ops.gated_rms_norm import ACTIVATIONS, FLAVOURS, ORDERS
+from ..ops.gated_rms_norm import ACTIVATIONS, BACKWARD_CONTRACT, CONTRACT, FLAVOURS, ORDERS
 from .cases import Case, generator, main_input, make_values
-from .tolerance import explain, in_float64, ulp
+from .gated_activation import opened
+from .tensor_suite import Grid, Option, Rules, make_suite
+from .tolerance import explain, gradients, in_float64, ulp
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +59,37 @@ def backward_arguments(case: Case) -> tuple[Any, ...]:
     return grad, *args, True, True, weight is not None
 
 
-def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
-    """Why a result does not pass, or None.
+def exact(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    flavour: str,  # noqa: ARG001, says where to round
+    order: str,
+    group_size: int | None,
+    activation: str,
+) -> torch.Tensor:
+    """The operation in float64, without the roundings between."""
+    import torch
+
+    factor = opened(gate, activation)
+    rows = x * factor if order == "gate_then_norm" else x
+    groups = rows.reshape(*rows.shape[:-1], -1, group_size or rows.shape[-1])
+    length = torch.linalg.vector_norm(groups, dim=-1, keepdim=True)
+    unscaled = (groups / (length.square() / groups.shape[-1] + eps).sqrt()).reshape(rows.shape)
+    scaled = unscaled if weight is None else unscaled * weight
+    return scaled * factor if order == "norm_then_gate" else scaled
+
+
+def exact_backward(grad: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `exact` in float64, by autograd."""
+    return gradients(exact, grad, args[:8], args[8:])
+
+
+def compare(
+    result: torch.Tensor, args: tuple[Any, ...], expected_by: Callable[..., torch.Tensor] | None = None
+) -> str | None:
+    """Why a result does not pass, or None; `expected_by` stands in for the reference.
 
     Twelve float32 roundings more than `rms_norm` may differ (the activation's eight, the gate's product), each
     relative to the result as all are factors of it; then 2 ulp, for the roundings of the contract that may turn.
@@ -66,30 +98,10 @@ def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
 
     from ..ops.gated_rms_norm.reference import gated_rms_norm
 
-    expected, exact = gated_rms_norm(*args), gated_rms_norm(*in_float64(args))
+    expected, wide = (expected_by or gated_rms_norm)(*args), exact(*in_float64(args))
     single = torch.finfo(torch.float64 if args[0].dtype is torch.float64 else torch.float32).eps
-    bound = 12 * single * exact.abs().nan_to_num(0.0, 0.0, 0.0) + 2 * ulp(exact, expected.dtype)
-    return explain("result", result, expected, exact, bound)
-
-
-def _subtracted(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The size of what is subtracted in the gradients of x, gate and weight; a whole row of differences may vanish."""
-    import torch
-
-    from ..ops.gated_activation.reference import activate, derivative
-
-    grad, x, gate, weight, eps, _, order, group_size, activation = in_float64(args)[:9]
-    opened, slope = activate(gate, activation), derivative(gate, activation)
-    first = order == "gate_then_norm"
-    groups = (x * opened if first else x).unflatten(-1, (-1, group_size or x.shape[-1]))
-    rstd = torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)
-    norm = (groups * rstd).abs()
-    inner = grad if first else grad * opened
-    inner = (inner if weight is None else inner * weight).unflatten(-1, groups.shape[-2:]).abs()
-    size = (rstd * (inner + norm * (inner * norm).mean(-1, keepdim=True))).flatten(-2).nan_to_num(0.0, 0.0, 0.0)
-    factors = (opened.abs(), (x * slope).abs()) if first else (torch.ones_like(size), torch.zeros_like(size))
-    of_x, of_gate = ((size * factor).nan_to_num(0.0, 0.0, 0.0) for factor in factors)
-    return of_x, of_gate, torch.zeros(())
+    bound = 12 * single * wide.abs().nan_to_num(0.0, 0.0, 0.0) + 2 * ulp(wide, expected.dtype)
+    return explain("result", result, expected, wide, bound)
 
 
 def _sizes(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -114,7 +126,11 @@ def _sizes(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return inner * opened if gate_first else inner, size_gate, terms.reshape(-1, x.shape[-1])
 
 
-def compare_backward(grads: tuple[torch.Tensor | None, ...], args: tuple[Any, ...]) -> str | None:
+def compare_backward(
+    grads: tuple[torch.Tensor | None, ...],
+    args: tuple[Any, ...],
+    expected_by: Callable[..., tuple[torch.Tensor | None, ...]] | None = None,
+) -> str | None:
     """Why gradients do not pass, or None.
 
     Relative to the sizes of what is subtracted and summed: 32 float32 roundings on the way, and the root of the
@@ -137,10 +153,63 @@ def compare_backward(grads: tuple[torch.Tensor | None, ...], args: tuple[Any, ..
         "gate": (along + half) * size_gate,
         "weight": (32 + 2 * len(terms) ** 0.5) * single * terms.sum(0) + 2 * half * largest,
     }
-    for (name, bound), grad, wanted, wide in zip(bounds.items(), grads, expected, exact, strict=True):
+    for (name, bound), grad, wanted, wide in zip(bounds.items(), grads, expected, correct, strict=True):
         if grad is None or wanted is None or wide is None:
             continue
         reason = explain(f"grad of {name}", grad, wanted, wide, bound + 2 * ulp(wide, wanted.dtype))
         if reason is not None:
             return reason
     return None
+
+
+def _reference() -> Callable[..., Any]:
+    from ..ops.gated_rms_norm.reference import gated_rms_norm
+
+    return gated_rms_norm
+
+
+def _reference_backward() -> Callable[..., Any]:
+    from ..ops.gated_rms_norm.reference import gated_rms_norm_backward
+
+    return gated_rms_norm_backward
+
+
+_OPTIONS = (
+    Option("flavours", "flavour", ("cast_then_scale",), FLAVOURS),
+    Option("orders", "order", ("gate_then_norm",), ORDERS),
+    Option("activations", "activation", ("silu",), ACTIVATIONS),
+)
+SUITE = make_suite(
+    Rules(
+        CONTRACT.operation,
+        (
+            "reference.gated_rms_norm",
+            "cpu.native.gated_rms_norm",
+            "cuda.triton.gated_rms_norm",
+            "npu.torch_npu.gated_rms_norm",
+        ),
+        CASES,
+        arguments,
+        compare,
+        _reference,
+        exact,
+        Grid(options=_OPTIONS),
+    )
+)
+BACKWARD_SUITE = make_suite(
+    Rules(
+        BACKWARD_CONTRACT.operation,
+        (
+            "reference.gated_rms_norm_backward",
+            "cpu.native.gated_rms_norm_backward",
+            "cuda.triton.gated_rms_norm_backward",
+            "npu.torch_npu.gated_rms_norm_backward",
+        ),
+        CASES,
+        backward_arguments,
+        compare_backward,
+        _reference_backward,
+        exact_backward,
+        Grid(rows=(128, 1024), widths=(512, 2048), options=_OPTIONS),
+    )
+)
