@@ -9,16 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GemmaConfig, GemmaForCausalLM, KernelConfig
+import transformers as tf
+from transformers import KernelConfig
 from transformers.core_model_loading import revert_weight_conversion
 
 from tests.support.loads import ref
 from tests.support.tiny import FAMILIES, TEXT, Family, save_family, tokens
 
 FAMILY: dict[str, Family] = FAMILIES | {
-    "gemma": Family(lambda: GemmaForCausalLM(GemmaConfig(**TEXT)), "GemmaRMSNorm", "GemmaMLP"),
+    "gemma": Family(lambda: tf.GemmaForCausalLM(tf.GemmaConfig(**TEXT)), "GemmaRMSNorm", "GemmaMLP"),
+    "gemma2": Family(lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**TEXT)), "Gemma2RMSNorm", "Gemma2MLP"),
+    "olmo2": Family(lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**TEXT)), "Olmo2RMSNorm", "Olmo2MLP"),
 }
 FUSION = FAMILY["qwen3"].fusion_key()
+SANDWICH = (
+    ("RMSNorm", "model.layers.*.pre_feedforward_layernorm"),
+    ("MLP", "model.layers.*.mlp"),
+    ("RMSNorm", "model.layers.*.post_feedforward_layernorm"),
+)
 NORM, SWIGLU, GEMMA, GEGLU = "npu_rms_norm", "npu_swiglu", "npu_gemma_rms_norm", "npu_geglu"
 # A family, the KernelConfig, and the vendor's operators of its forward and backward.
 LOADS: dict[str, tuple[str, dict[Any, Any], set[str], set[str]]] = {
@@ -41,6 +49,13 @@ LOADS: dict[str, tuple[str, dict[Any, Any], set[str], set[str]]] = {
         {GEMMA, GEGLU},
         {f"{NORM}_backward", f"{GEGLU}_grad"},
     ),
+    "a norm on both sides of the MLP": (
+        "gemma2",
+        {"Gemma2RMSNorm": ref("ZeroCenteredRMSNorm"), SANDWICH: ref("RMSNormMLPRMSNorm")},
+        {GEMMA, GEGLU},
+        {f"{NORM}_backward", f"{GEGLU}_grad"},
+    ),
+    "OLMo's norm": ("olmo2", {"Olmo2RMSNorm": ref("FP32RMSNorm")}, {NORM}, {f"{NORM}_backward"}),
 }
 
 
