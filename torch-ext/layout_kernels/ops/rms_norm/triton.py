@@ -83,7 +83,7 @@ def _warps(elements: int, most: int) -> int:
 
 
 @triton.jit
-def _scaled(normalised, scale, dtype: tl.constexpr, FLAVOUR: tl.constexpr):
+def scaled(normalised, scale, dtype: tl.constexpr, FLAVOUR: tl.constexpr):
     """The flavour's scale, in float32; `cast_then_scale` rounds to the dtype of x before it."""
     if FLAVOUR == "cast_then_scale":
         return normalised.to(dtype).to(tl.float32) * scale
@@ -111,7 +111,7 @@ def forward_held(
     normalised = raw.to(tl.float32) * rstd[:, None]
     if weight_ptr is not None:
         scale = tl.load(weight_ptr + column * stride_weight, mask=column < width, other=0.0).to(tl.float32)
-        normalised = _scaled(normalised, scale[None, :], x_ptr.dtype.element_ty, FLAVOUR)
+        normalised = scaled(normalised, scale[None, :], x_ptr.dtype.element_ty, FLAVOUR)
     out = out_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
     tl.store(out, normalised.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -146,7 +146,7 @@ def forward_looped(
         normalised = x.to(tl.float32) * rstd
         if weight_ptr is not None:
             scale = tl.load(weight_ptr + column.to(tl.int64) * stride_weight, mask=mask, other=0.0).to(tl.float32)
-            normalised = _scaled(normalised, scale, x_ptr.dtype.element_ty, FLAVOUR)
+            normalised = scaled(normalised, scale, x_ptr.dtype.element_ty, FLAVOUR)
         tl.store(out_row + column, normalised.to(out_ptr.dtype.element_ty), mask=mask)
 
 

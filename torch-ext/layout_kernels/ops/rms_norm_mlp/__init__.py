@@ -22,6 +22,7 @@ CONTRACT = OpContract(
 _BACKENDS = (
     BackendModule(".reference", "any"),
     BackendModule(".cpu", "cpu", ("extension:cpu",)),
+    BackendModule(".triton", "cuda", ("triton",)),
     BackendModule(".npu", "npu", ("torch_npu",)),
 )
 OPERATION = Operation(CONTRACT, _BACKENDS)
