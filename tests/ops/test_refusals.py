@@ -96,3 +96,25 @@ def test_nested_tensors_are_refused():
     nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
     with pytest.raises(TypeError, match="x must be a dense tensor, not nested"):
         rms_norm(nested, W)
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_sharded_tensors_are_refused_and_never_gathered(mesh, grad):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    x = distribute_tensor(torch.randn(4, 8), mesh, [Shard(1)]).requires_grad_(grad)
+    weight = distribute_tensor(torch.randn(8), mesh, [Replicate()])
+    with pytest.raises(NotImplementedError, match="rms_norm.default does not have a sharding strategy registered"):
+        rms_norm(x, weight)
+    # The way out: local tensors, which is what transformers' tensor parallelism hands to its norms.
+    local = rms_norm(x.to_local(), weight.to_local())
+    assert local.shape == (4, 8)
