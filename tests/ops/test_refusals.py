@@ -113,7 +113,7 @@ def test_sharded_tensors_are_refused_and_never_gathered(mesh, grad):
 
     x = distribute_tensor(torch.randn(4, 8), mesh, [Shard(1)]).requires_grad_(grad)
     weight = distribute_tensor(torch.randn(8), mesh, [Replicate()])
-    with pytest.raises(NotImplementedError, match="rms_norm.default does not have a sharding strategy registered"):
+    with pytest.raises(NotImplementedError, match=r"rms_norm\.default does not have a sharding strategy registered"):
         rms_norm(x, weight)
     # The way out: local tensors, which is what transformers' tensor parallelism hands to its norms.
     local = rms_norm(x.to_local(), weight.to_local())
