@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..ops.gated_activation import ACTIVATIONS
+from ..ops.gated_activation import ACTIVATIONS, BACKWARD_CONTRACT, CONTRACT
 from .cases import Case, generator, main_input, make_values
-from .tolerance import explain, in_float64, ulp
+from .tensor_suite import Grid, Option, Rules, make_suite
+from .tolerance import explain, gradients, in_float64, ulp
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +52,31 @@ def _single(dtype: torch.dtype) -> float:
     return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
 
 
+def opened(gate: torch.Tensor, activation: str) -> torch.Tensor:
+    """The activations in float64, from exponentials, the error function and the hyperbolic tangent."""
+    import torch
+
+    if activation == "silu":
+        return gate / (1 + torch.exp(-gate))
+    if activation == "sigmoid":
+        return 1 / (1 + torch.exp(-gate))
+    if activation == "gelu":
+        return gate * torch.erfc(-gate * 0.5**0.5) / 2
+    # 0.044715: of the approximation that torch.nn.functional.gelu documents.
+    return gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2
+
+
+def exact(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """The operation in float64, without the rounding between."""
+    size = gate_up.shape[-1] // 2
+    return opened(gate_up[..., :size], activation) * gate_up[..., size:]
+
+
+def exact_backward(grad: torch.Tensor, gate_up: torch.Tensor, activation: str) -> torch.Tensor | None:
+    """The gradient of `exact` in float64, by autograd."""
+    return gradients(exact, grad, (gate_up, activation), (True,))[0]
+
+
 def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
     """Why a result does not pass, or None.
 
@@ -85,3 +112,52 @@ def compare_backward(grad_input: torch.Tensor, args: tuple[Any, ...]) -> str | N
     sizes = torch.cat((single * wide * up.abs() * (1 + gate.abs()), single * wide + turned), -1)
     bound = sizes.nan_to_num(0.0, 0.0, 0.0) + ulp(exact, gate_up.dtype)
     return explain("grad of gate_up", grad_input, expected, exact, bound)
+
+
+def _reference() -> Callable[..., Any]:
+    from ..ops.gated_activation.reference import gated_activation
+
+    return gated_activation
+
+
+def _reference_backward() -> Callable[..., Any]:
+    from ..ops.gated_activation.reference import gated_activation_backward
+
+    return gated_activation_backward
+
+
+_ACTIVATION_OPTION = Option("activations", "activation", ("silu",), ACTIVATIONS)
+SUITE = make_suite(
+    Rules(
+        CONTRACT.operation,
+        (
+            "reference.gated_activation",
+            "cpu.native.gated_activation",
+            "cuda.triton.gated_activation",
+            "npu.torch_npu.gated_activation",
+        ),
+        CASES,
+        arguments,
+        compare,
+        _reference,
+        exact,
+        Grid(options=(_ACTIVATION_OPTION,), width_factor=2),
+    )
+)
+BACKWARD_SUITE = make_suite(
+    Rules(
+        BACKWARD_CONTRACT.operation,
+        (
+            "reference.gated_activation_backward",
+            "cpu.native.gated_activation_backward",
+            "cuda.triton.gated_activation_backward",
+            "npu.torch_npu.gated_activation_backward",
+        ),
+        CASES,
+        backward_arguments,
+        compare_backward,
+        _reference_backward,
+        exact_backward,
+        Grid(rows=(128, 1024), widths=(512, 2048), options=(_ACTIVATION_OPTION,), width_factor=2),
+    )
+)

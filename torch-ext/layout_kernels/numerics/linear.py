@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..ops.linear import CONTRACT
 from .cases import Case, generator, main_input, make_values
+from .tensor_suite import Grid, Option, Rules, make_suite
 from .tolerance import explain, in_float64, ulp
 
 if TYPE_CHECKING:
@@ -29,11 +32,22 @@ CASES = (
 def arguments(case: Case) -> tuple[Any, ...]:
     """The arguments of the operation: x, weight, bias. Weights are divided by the root of their width."""
     settings, source, width = case.settings, generator(case), case.shape[-1]
-    out = settings.get("out", 24)
+    out = settings.get("factor", 0) * width or settings.get("out", 24)
     x = main_input(case, source)
     weight = make_values((out, width), case.dtype, "normal", source) / width**0.5
     bias = make_values((out,), case.dtype, "normal", source) if settings.get("bias") else None
     return x, weight, bias
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The operation in float64."""
+    product = x @ weight.mT
+    return product if bias is None else product + bias
+
+
+def _flops(args: tuple[Any, ...]) -> float:
+    """A multiplication and an addition for each weight and row."""
+    return 2.0 * (args[0].numel() // args[0].shape[-1]) * args[1].numel()
 
 
 def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
@@ -52,3 +66,28 @@ def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
     single = torch.finfo(torch.float64 if args[0].dtype is torch.float64 else torch.float32).eps
     bound = (4 + x.shape[-1] ** 0.5) * single * sizes + ulp(exact, args[0].dtype)
     return explain("result", result, linear(*args), exact, bound)
+
+
+def _reference() -> Callable[..., Any]:
+    from ..ops.linear.reference import linear
+
+    return linear
+
+
+SUITE = make_suite(
+    Rules(
+        CONTRACT.operation,
+        ("reference.linear", "cpu.native.linear"),
+        CASES,
+        arguments,
+        compare,
+        _reference,
+        exact,
+        Grid(
+            rows=(1, 16, 128),
+            widths=(512, 2048),
+            options=(Option("factors", "factor", (1,), help="rows of the weight for each of the width"),),
+        ),
+        flops=_flops,
+    )
+)

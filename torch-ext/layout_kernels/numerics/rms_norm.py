@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..ops.rms_norm import FLAVOURS
+from ..ops.rms_norm import BACKWARD_CONTRACT, CONTRACT, FLAVOURS
 from .cases import Case, generator, main_input, make_values
-from .tolerance import explain, half_or_single, in_float64, ulp
+from .tensor_suite import Grid, Option, Peer, Rules, make_suite
+from .tolerance import explain, gradients, half_or_single, in_float64, ulp
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +51,23 @@ def backward_arguments(case: Case) -> tuple[Any, ...]:
     dtype = result_dtype(x.dtype, None if weight is None else weight.dtype, flavour)
     grad = make_values(case.shape, "float64", "normal", generator(Case((1,), seed=case.seed + 1))).to(dtype)
     return grad, x, weight, eps, flavour, True, weight is not None
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:
+    """The operation in float64, without the roundings between: x over its root mean square, times the scale."""
+    import torch
+
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    unscaled = x / (length.square() / x.shape[-1] + eps).sqrt()
+    if weight is None:
+        return unscaled
+    return unscaled * (weight + 1 if flavour == "one_plus_scale" else weight)
+
+
+def exact_backward(grad: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `exact` in float64, by autograd."""
+    *forward, need_x, need_weight = args
+    return gradients(exact, grad, forward, (need_x, need_weight))
 
 
 def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
@@ -99,3 +118,65 @@ def compare_backward(grads: tuple[torch.Tensor | None, ...], args: tuple[Any, ..
             bound = bound + 2 * torch.finfo(x.dtype).eps * turned
         return explain("grad of weight", grads[1], expected[1], exact[1], bound)
     return None
+
+
+def _reference() -> Callable[..., Any]:
+    from ..ops.rms_norm.reference import rms_norm
+
+    return rms_norm
+
+
+def _reference_backward() -> Callable[..., Any]:
+    from ..ops.rms_norm.reference import rms_norm_backward
+
+    return rms_norm_backward
+
+
+def _torch_rms_norm() -> Callable[..., Any]:
+    from torch.nn import functional
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:  # noqa: ARG001
+        return functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+    return rms_norm
+
+
+def _torch_refuses(case: Case) -> str | None:
+    if case.settings.get("flavour") == "one_plus_scale":
+        return "torch's norm multiplies by the weight, not by one plus it"
+    if case.settings.get("weight_dtype", case.dtype) != case.dtype:
+        return "torch's norm wants a weight of the input's dtype"
+    return None
+
+
+_FLAVOUR_OPTION = Option("flavours", "flavour", ("cast_then_scale",), FLAVOURS)
+SUITE = make_suite(
+    Rules(
+        CONTRACT.operation,
+        ("reference.rms_norm", "cpu.native.rms_norm", "cuda.triton.rms_norm", "npu.torch_npu.rms_norm"),
+        CASES,
+        arguments,
+        compare,
+        _reference,
+        exact,
+        Grid(options=(_FLAVOUR_OPTION,)),
+        peers=(Peer("torch.rms_norm", _torch_rms_norm, _torch_refuses),),
+    )
+)
+BACKWARD_SUITE = make_suite(
+    Rules(
+        BACKWARD_CONTRACT.operation,
+        (
+            "reference.rms_norm_backward",
+            "cpu.native.rms_norm_backward",
+            "cuda.triton.rms_norm_backward",
+            "npu.torch_npu.rms_norm_backward",
+        ),
+        CASES,
+        backward_arguments,
+        compare_backward,
+        _reference_backward,
+        exact_backward,
+        Grid(rows=(128, 1024), widths=(512, 2048), options=(_FLAVOUR_OPTION,)),
+    )
+)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..ops.gated_activation import ACTIVATIONS
 from ..ops.rms_norm import FLAVOURS
+from ..ops.rms_norm_mlp import CONTRACT
 from .cases import Case, generator, main_input, make_values
+from .gated_activation import opened
+from .rms_norm import exact as exact_norm
+from .tensor_suite import Grid, Option, Rules, make_suite
 from .tolerance import explain, in_float64, ulp
 
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ CASES = (
 def arguments(case: Case) -> tuple[Any, ...]:
     """The arguments of the operation, in its order. Weights are divided by the root of their width, as models' are."""
     settings, source, width = case.settings, generator(case), case.shape[-1]
-    size, out = settings.get("size", 64), settings.get("out", width)
+    size, out = settings.get("factor", 0) * width or settings.get("size", 64), settings.get("out", width)
     dtype = settings.get("projection_dtype", case.dtype)
     norm_dtype = settings.get("norm_dtype", case.dtype)
     x = main_input(case, source)
@@ -45,6 +50,31 @@ def arguments(case: Case) -> tuple[Any, ...]:
         biases = make_values((2 * size,), dtype, "normal", source), make_values((out,), dtype, "normal", source)
     named = settings.get("flavour", "cast_then_scale"), settings.get("activation", "silu")
     return x, norm_weight, gate_up, down, settings.get("eps", 1e-6), *named, *biases
+
+
+def exact(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """The operation in float64, without the roundings between."""
+    packed = exact_norm(x, norm_weight, eps, flavour) @ gate_up.mT
+    packed = packed if gate_up_bias is None else packed + gate_up_bias
+    size = down.shape[1]
+    result = (opened(packed[..., :size], activation) * packed[..., size:]) @ down.mT
+    return result if down_bias is None else result + down_bias
+
+
+def _flops(args: tuple[Any, ...]) -> float:
+    """A multiplication and an addition for each weight and row."""
+    x, _, gate_up, down = args[:4]
+    return 2.0 * (x.numel() // x.shape[-1]) * (gate_up.numel() + down.numel())
 
 
 def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
@@ -73,3 +103,37 @@ def compare(result: torch.Tensor, args: tuple[Any, ...]) -> str | None:
     off = 4 * unit * (1.13 * gate_size * up.abs() + opened * up_size) + 2 * unit * opened * up.abs()
     bound = (off @ down.abs().T).nan_to_num(0.0, 0.0, 0.0) + ulp(exact, gate_up.dtype)
     return explain("result", result, rms_norm_mlp(*args), exact, bound)
+
+
+def _reference() -> Callable[..., Any]:
+    from ..ops.rms_norm_mlp.reference import rms_norm_mlp
+
+    return rms_norm_mlp
+
+
+SUITE = make_suite(
+    Rules(
+        CONTRACT.operation,
+        (
+            "reference.rms_norm_mlp",
+            "cpu.native.rms_norm_mlp",
+            "cuda.triton.rms_norm_mlp",
+            "npu.torch_npu.rms_norm_mlp",
+        ),
+        CASES,
+        arguments,
+        compare,
+        _reference,
+        exact,
+        Grid(
+            rows=(1, 16, 128),
+            widths=(512, 2048),
+            options=(
+                Option("flavours", "flavour", ("cast_then_scale",), FLAVOURS),
+                Option("activations", "activation", ("silu",), ACTIVATIONS),
+                Option("factors", "factor", (3,), help="size of the gate for each of the width"),
+            ),
+        ),
+        flops=_flops,
+    )
+)

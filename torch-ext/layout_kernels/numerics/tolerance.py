@@ -7,6 +7,7 @@ infinity that is exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +22,29 @@ def in_float64(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for value in arguments
     )
+
+
+def gradients(
+    function: Callable[..., torch.Tensor], grad: torch.Tensor, arguments: Sequence[Any], needed: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `function` by autograd, for as many leading arguments as `needed` has, or None.
+
+    Args:
+        function: made of torch's own differentiable operators.
+        grad: gradient of its result.
+        arguments: of the function.
+        needed: whether the gradient of each is asked for.
+    """
+    import torch
+
+    leaves = [
+        value.detach().requires_grad_(True) if need else value for value, need in zip(arguments, needed, strict=False)
+    ]
+    with torch.enable_grad():
+        result = function(*leaves, *arguments[len(leaves) :])
+    wanted = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(result, wanted, grad.to(result.dtype)) if wanted else ())
+    return tuple(next(found) if need else None for need in needed)
 
 
 def ulp(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -82,4 +106,36 @@ def explain(
             f"{name}{where} is {result[at].item()}, exact {exact[at].item()}, reference {reference[at].item()}; "
             f"the bound beyond the reference's error is {torch.broadcast_to(bound, excess.shape)[at].item():.3g}"
         )
+    return None
+
+
+def explain_reference(result: Any, exact: Any, arguments: Sequence[Any], place: str = "result") -> str | None:
+    """Why the reference does not compute `exact`, a formula in float64 that was written apart from it; or None.
+
+    What is asked is that the formula is the same, so one bound serves every operation: 16 roundings in the narrowest
+    dtype of the arguments, and those of a sum, relative to the largest value of the row (for a vector, of the vector)
+    and to 1e-5, below which the difference of two larger numbers may be left. Where an argument holds an infinity or a
+    NaN it is left to the comparison of the operation.
+    """
+    import torch
+
+    if isinstance(exact, tuple):
+        pairs = zip(result, exact, strict=True)
+        found = (explain_reference(one, other, arguments, f"{place}[{i}]") for i, (one, other) in enumerate(pairs))
+        return next((reason for reason in found if reason is not None), None)
+    if exact is None or result is None or not exact.numel():
+        return None
+    tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+    narrowest = max(torch.finfo(tensor.dtype).eps for tensor in (*tensors, result))
+    computed = torch.finfo(torch.float64 if narrowest < torch.finfo(torch.float32).eps else torch.float32).eps
+    terms = max(tensor.numel() for tensor in tensors)
+    largest = exact.abs().nan_to_num(0.0, 0.0, 0.0).amax(-1, keepdim=True)
+    bound = (16 * narrowest + 2 * terms**0.5 * computed) * largest.clamp(min=1e-5)
+    comparable = torch.isfinite(exact) & torch.isfinite(largest) & (exact.abs() < torch.finfo(result.dtype).max)
+    comparable &= torch.stack([torch.isfinite(t).all() for t in tensors]).all()
+    excess = torch.where(comparable, (result.double() - exact).abs() - bound, torch.zeros_like(exact))
+    # A NaN in place of a number compares as not smaller.
+    if bool((~(excess <= 0)).any()):
+        at = tuple((~(excess <= 0)).nonzero()[0].tolist())
+        return f"{place}{list(at)} of the reference is {result[at].item()}; the formula gives {exact[at].item()}"
     return None

@@ -1,0 +1,108 @@
+"""The implementation that a command proves or times. Knows no operation by name.
+
+Selected by the rules of dispatch, but nothing is bound: several implementations can be proven side by side in a
+process that uses others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from ..dispatch import PreparedKernel
+from ..dispatch.catalog import Entry, discover, import_backends
+from ..dispatch.registry import REGISTRIES
+from ..dispatch.runtime import RUNTIME, device_type
+from ..dispatch.selection import PREFIX, incompatibility, parse_overrides, select
+
+
+def entry_of(operation: str) -> Entry:
+    """The catalog's entry of an operation.
+
+    Raises:
+        ValueError: there is none; the message lists those that are there.
+    """
+    entries = discover()
+    if operation not in entries:
+        raise ValueError(f"unknown operation {operation!r}; there are {', '.join(entries)}")
+    return entries[operation]
+
+
+def select_kernel(operation: str, device: str, mode: str, implementation: str | None) -> PreparedKernel:
+    """The implementation of an operation for a device and mode.
+
+    In mode compile its `function` is the operator, which is what a compiled model calls; `in_use` lets it end at this
+    implementation.
+
+    Args:
+        operation: its name.
+        device: device or device type.
+        mode: an execution mode.
+        implementation: a full name or a solution; None: what dispatch selects.
+
+    Raises:
+        ValueError: nothing fits, or an override in the environment would select another implementation.
+    """
+    entry, kind = entry_of(operation), device_type(device)
+    excluded = import_backends(entry, kind)
+    candidates = REGISTRIES.candidates(kind)
+    forced = parse_overrides(os.environ, None, discover()).get(operation)
+    contract = entry.operation.contract
+
+    # A backward runs beside its forward, as dispatch has it.
+    leader = entry.operation.follows
+    solution = select_kernel(leader, device, mode, None).spec.solution if leader else None
+
+    def choose(target: str | None) -> PreparedKernel:
+        return select(
+            contract, candidates, kind, (mode,), target=target, preferred_solution=solution, excluded=excluded
+        )
+
+    plan = choose(implementation or forced)
+    if implementation is not None and forced is not None:
+        other = choose(forced).spec.name
+        if other != plan.spec.name:
+            raise ValueError(
+                f"{PREFIX}{operation.upper()}={forced} selects {other} for {operation}, and {plan.spec.name} was "
+                "asked for; unset the variable, or ask for what it names"
+            )
+    return replace(plan, function=operator_of(entry)) if mode == "compile" else plan
+
+
+def operator_of(entry: Entry) -> Any:
+    """The torch operator of an operation or of a backward."""
+    module = import_module(f"{entry.package}.operator")
+    return module.FORWARD if entry.operation.follows is None else module.BACKWARD
+
+
+def compatible_names(operation: str, device: str, mode: str) -> tuple[str, ...]:
+    """Every implementation of an operation that dispatch could select here, sorted."""
+    entry, kind = entry_of(operation), device_type(device)
+    import_backends(entry, kind)
+    contract = entry.operation.contract
+    kernels = [k for k in REGISTRIES.candidates(kind) if k.spec.contract.operation == operation]
+    return tuple(sorted(k.spec.name for k in kernels if incompatibility(k, contract, kind, (mode,)) is None))
+
+
+@contextmanager
+def in_use(plan: PreparedKernel, device: str) -> Iterator[None]:
+    """Let the operator of the plan's operation end at the plan's implementation, and put things back afterwards."""
+    kind = device_type(device)
+    kernel = next((k for k in REGISTRIES.candidates(kind) if k.spec == plan.spec), None)
+    if kernel is None or kernel.function is plan.function:
+        yield
+        return
+    table = RUNTIME.functions(plan.spec.contract.operation)
+    before = table.get(kind)
+    table[kind] = kernel.function
+    try:
+        yield
+    finally:
+        if before is None:
+            del table[kind]
+        else:
+            table[kind] = before
