@@ -58,8 +58,9 @@ class PreparedKernel:
 
     Attributes:
         spec: what it declares.
-        function: the callable, to be kept and called with every argument in the operation's order. It may read
-            pointers: give it plain tensors only, outside every dispatch mode and functorch transform.
+        function: the callable, to be kept and called with every argument in the operation's order. It does not check
+            them, which is what the operation's `check_arguments` is for, and may read pointers: give it plain tensors
+            only, outside every dispatch mode and functorch transform.
         excluded: the implementations that could not be selected, each with its reason.
     """
 
