@@ -34,7 +34,7 @@ def normed_gate_up(
     FLAVOUR: tl.constexpr, ACTIVATION: tl.constexpr, NORMED: tl.constexpr, UNIT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """[OUTPUTS] elements of act(gate) * up for all rows. Each program makes 1 / rms anew: x is small and in the cache."""
+    """[OUTPUTS] elements of act(gate) * up for all rows. Each program makes 1 / rms anew: x is small and cached."""
     row = tl.arange(0, ROWS)
     there = row < rows
     x_rows = x_ptr + row_offsets(row, middle, inner, stride_outer, stride_middle, stride_inner)[:, None]
@@ -114,8 +114,8 @@ def _normed_gate_up(
     contract=CONTRACT,
     device="cuda",
     execution_modes=("eager", "compile", "cudagraph"),
-    input_domain="all that the operation takes: up to 8 rows with bfloat16 or float16 projections whose rows lie in one "
-    "piece in two launches; the rest composed of rms_norm, gated_activation and PyTorch's products",
+    input_domain="all that the operation takes: up to 8 rows with bfloat16 or float16 projections whose rows lie in "
+    "one piece in two launches; the rest composed of rms_norm, gated_activation and PyTorch's products",
     solution="triton",
     priority=10,
 )
