@@ -127,7 +127,9 @@ def copy(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_four_places_make_an_operation_of_a_copy_that_lives_beside_the_original(copy):
+@pytest.fixture
+def places(copy):
+    """Adds `scale` to the copy; what that touched."""
     before = _tree(copy)
     folder = copy / "ops" / "scale"
     folder.mkdir()
@@ -141,13 +143,15 @@ def test_four_places_make_an_operation_of_a_copy_that_lives_beside_the_original(
         '    "rms_norm": ".ops.rms_norm",\n',
         '    "rms_norm": ".ops.rms_norm",\n    "scale": ".ops.scale",\n',
     )
-    places = {
+    return {
         name.rpartition("/")[0] if "scale" in name else name
         for name, text in _tree(copy).items()
         if before.get(name) != text
     }
-    assert places == {"ops/scale", "dispatch/catalog.py", "numerics", "__init__.py"}
 
+
+def test_four_places_make_an_operation(places):
+    assert places == {"ops/scale", "dispatch/catalog.py", "numerics", "__init__.py"}
     package = importlib.import_module("another_copy")
     suite = importlib.import_module("another_copy.numerics.scale")
     for case in suite.CASES:
@@ -159,7 +163,11 @@ def test_four_places_make_an_operation_of_a_copy_that_lives_beside_the_original(
     operator = importlib.import_module("another_copy.ops.scale.operator").FORWARD
     assert set(torch.library.opcheck(operator, (x, 2.0)).values()) == {"SUCCESS"}
 
-    # The copy has registries and operators of its own, and the original knows nothing of either.
+
+def test_the_copy_has_registries_and_operators_of_its_own_of_which_the_original_knows_nothing(places):
+    package = importlib.import_module("another_copy")
+    operator = importlib.import_module("another_copy.ops.scale.operator").FORWARD
+    x, bindings = torch.randn(3, 4), package.initialize("cpu")
     original = layout_kernels.prepare_rms_norm("cpu")
     assert original.function is not bindings["rms_norm"].function
     weight = torch.randn(4)

@@ -23,6 +23,12 @@ def _normalised(rows: torch.Tensor, eps: float, group_size: int | None) -> tuple
     return groups * rstd, rstd
 
 
+def _through_norm(grad: torch.Tensor, normalised: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+    """What a gradient of the normalised groups is before them; [..., width]."""
+    grad = grad.unflatten(-1, normalised.shape[-2:])
+    return (rstd * (grad - normalised * (grad * normalised).mean(-1, keepdim=True))).flatten(-2)
+
+
 def _scaled(normalised: torch.Tensor, weight: torch.Tensor | None, flavour: str, dtype: torch.dtype) -> torch.Tensor:
     """The scale; cast_then_scale rounds to `dtype` first."""
     if flavour == "cast_then_scale":
@@ -104,12 +110,9 @@ def gated_rms_norm_backward(
     if need_weight and weight is not None:
         factor = flat.to(x.dtype) if flavour == "cast_then_scale" else flat
         grad_weight = (grad * factor).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
-    inner = (grad if weight is None else grad * weight.to(compute)).unflatten(-1, normalised.shape[-2:])
-    inner = (rstd * (inner - normalised * (inner * normalised).mean(-1, keepdim=True))).flatten(-2)
+    inner = _through_norm(grad if weight is None else grad * weight.to(compute), normalised, rstd)
     if gate_first and need_gate:
         grad_gate = inner * rows * slope
     if need_x:
         grad_x = (inner * opened if gate_first else inner).to(x.dtype).contiguous()
-    if grad_gate is not None:
-        grad_gate = grad_gate.to(gate.dtype).contiguous()
-    return grad_x, grad_gate, grad_weight
+    return grad_x, None if grad_gate is None else grad_gate.to(gate.dtype).contiguous(), grad_weight
