@@ -17,105 +17,25 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.support.fake_npu_memory import DEVICE, MEMORY, describe, host, is_device, layout_of, to_device
+from tests.support.fake_npu_memory import DEVICE, MEMORY, host, is_device
+from tests.support.fake_npu_run import (
+    CURRENT_STREAM,
+    SIMULATION,
+    Event,
+    Graph,
+    Simulation,
+    Stream,
+    capture,
+    map_values,
+    run,
+)
 
 # Operators in which the real backend, as CUDA's, takes CPU tensors beside its own.
 _MIXED = ("copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "index", "index_put", "_index_put_impl", "set_")
 _TO_HOST = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim")
 _libraries: list[torch.library.Library] = []
-
-
-class Simulation:
-    """What happened on the device, and what is not allowed at the moment."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.synchronisations = 0
-        self.refuse_synchronisation = False
-        self.recording: list[tuple[Callable[..., Any], Any, Any, Any]] | None = None
-        self.current_device = 0
-        self.product = "Ascend910B3"
-
-    def synchronise(self, what: str) -> None:
-        self.synchronisations += 1
-        if self.refuse_synchronisation or self.recording is not None:
-            raise RuntimeError(f"{what} synchronises the host with the simulated npu, which is not allowed here")
-
-    @contextlib.contextmanager
-    def asynchronous(self) -> Iterator[None]:
-        """Refuse whatever makes the host wait for the device."""
-        self.refuse_synchronisation = True
-        try:
-            yield
-        finally:
-            self.refuse_synchronisation = False
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[list[str]]:
-        """The names of the operators that run on the device inside."""
-        self.calls, before = [], self.calls
-        seen = self.calls
-        try:
-            yield seen
-        finally:
-            self.calls = before
-
-
-SIMULATION = Simulation()
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, torch.device) and value.type == DEVICE:
-        return torch.device("cpu")
-    return value
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """`tree_map` over what operators take and give; several times faster, and it runs at every launch."""
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return type(value)([_map(function, item) for item in value])
-    if isinstance(value, dict):
-        return {key: _map(function, item) for key, item in value.items()}
-    return function(value)
-
-
-def run(name: str, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run what takes CPU tensors on device tensors: results share memory where the CPU's do."""
-    originals: list[tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]] = []
-    known: dict[int, torch.UntypedStorage] = {}
-
-    def lend(value: Any) -> Any:
-        if not is_device(value):
-            return _to_cpu(value)
-        twin = host(value)
-        known.setdefault(twin.untyped_storage()._cdata, value.untyped_storage())
-        originals.append((value, twin, layout_of(twin)))
-        return twin
-
-    lent_args, lent_kwargs = _map(lend, args), _map(lend, kwargs)
-    result = compute(*lent_args, **lent_kwargs)
-    for original, twin, before in originals:
-        if layout_of(twin) != before:
-            storage = known.get(twin.untyped_storage()._cdata)
-            grown = storage is None or storage.nbytes() != twin.untyped_storage().nbytes()
-            fresh = to_device(twin, {} if grown else known)
-            known[twin.untyped_storage()._cdata] = fresh.untyped_storage()
-            describe(original, twin, fresh.untyped_storage())
-    back = {id(twin): original for original, twin, _ in originals}
-
-    def give_back(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return back[id(value)] if id(value) in back else to_device(value, known)
-
-    results = _map(give_back, result)
-    SIMULATION.calls.append(name)
-    if SIMULATION.recording is not None:
-        SIMULATION.recording.append((compute, (args, kwargs), results, name))
-    return results
 
 
 def _kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -147,7 +67,7 @@ def _one_device(name: str, arguments: Any) -> None:
             raise RuntimeError(f"{name}: expected all tensors to be on the same device, found npu:0 and cpu")
         return value
 
-    _map(check, arguments)
+    map_values(check, arguments)
 
 
 def _register_operators() -> None:
@@ -179,7 +99,7 @@ def _register_autocast() -> None:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
             with torch._C._ExcludeDispatchKeyGuard(excluded):
-                return op(*_map(cast, args), **_map(cast, kwargs))
+                return op(*map_values(cast, args), **map_values(cast, kwargs))
 
         return kernel
 
@@ -202,31 +122,6 @@ def _no_fused_attention(*args: Any, **kwargs: Any) -> int:
     return 0
 
 
-class Graph:
-    """A captured sequence of launches: replayed on the same memory, as an NPUGraph is."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[Callable[..., Any], Any, Any, Any]] = []
-
-    def replay(self) -> None:
-        for compute, arguments, results, _ in self.launches:
-            args, kwargs = _map(lambda v: host(v) if is_device(v) else _to_cpu(v), arguments)
-            again = compute(*args, **kwargs)
-            flat = tree_leaves(results)
-            for old, new in zip(flat, tree_leaves(again), strict=True):
-                if is_device(old) and host(old).data_ptr() != new.data_ptr():
-                    host(old).copy_(new)
-
-
-@contextlib.contextmanager
-def _capture(graph: Graph, **_: Any) -> Iterator[None]:
-    SIMULATION.recording = graph.launches
-    try:
-        yield
-    finally:
-        SIMULATION.recording = None
-
-
 def _device_module() -> types.ModuleType:
     module = types.ModuleType("torch.npu")
 
@@ -237,9 +132,6 @@ def _device_module() -> types.ModuleType:
             yield
         finally:
             SIMULATION.current_device = before
-
-    def stream(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("nothing in this package may make a stream of its own")
 
     def name(index: Any = None) -> str:
         if getattr(index, "index", index) not in (None, 0):
@@ -265,9 +157,12 @@ def _device_module() -> types.ModuleType:
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
         "get_device_capability": lambda device=None: None,
         "device": device,
-        "Stream": stream,
+        "Stream": Stream,
+        "Event": Event,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": lambda device=None: CURRENT_STREAM,
         "NPUGraph": Graph,
-        "graph": _capture,
+        "graph": capture,
     }
     for key, value in members.items():
         setattr(module, key, value)

@@ -98,6 +98,7 @@ def test_capture_refuses_what_waits():
         x.sum().item()
 
 
-def test_a_stream_of_ones_own_is_refused():
-    with pytest.raises(RuntimeError, match="stream"):
+def test_a_stream_of_ones_own_can_be_refused(npu):
+    assert torch.npu.current_stream() is torch.npu.current_stream()
+    with npu.asynchronous(), pytest.raises(RuntimeError, match="stream"):
         torch.npu.Stream()
