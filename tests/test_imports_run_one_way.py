@@ -24,6 +24,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("ops",),
     ("probing", "patching", "locations", "blocks"),
     ("flavours",),
+    ("state",),
     ("conversion",),
     ("layout",),
     ("parts",),

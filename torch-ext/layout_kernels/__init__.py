@@ -25,6 +25,10 @@ __all__ = [
     "kernel_loading",
     "plan",
     "report",
+    "apply_kernel",
+    "apply_default_kernels",
+    "undo",
+    "kernel_plugins",
     "layers",
 ]
 
@@ -45,8 +49,11 @@ _HOMES = {
     "kernel_loading": ".models.loading",
     "plan": ".models.plan",
     "report": ".models.report",
+    "apply_kernel": ".kernel_plugins.interface",
+    "apply_default_kernels": ".kernel_plugins.interface",
+    "undo": ".kernel_plugins.interface",
 }
-_SUBMODULES = ("layers",)
+_SUBMODULES = ("layers", "kernel_plugins")
 
 
 def __getattr__(name: str) -> Any:

@@ -16,12 +16,12 @@ Sources: ``transformers/core_model_loading.py`` (``WeightTransform``, ``convert_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .locations import Rule, join, locations, parent_path, source_names
+from .state import accept_original_state_dicts, merge, split
 
 try:
     from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -59,40 +59,15 @@ def owner_of(model: torch.nn.Module, full_name: str) -> tuple[Layout, str, Rule]
 
 
 def verify_all(model: torch.nn.Module) -> None:
-    """Have every layout of ``model`` checked, also those to which no checkpoint tensor leads."""
+    """Have every layout of ``model`` checked, also those to which no checkpoint tensor leads.
+
+    The model also learns to load state dicts in the stock model's names, as a Trainer does when it resumes.
+    """
+    accept_original_state_dicts(model)
     for path, module in model.named_modules():
         if getattr(module, "is_layout", False):
             layout: Any = module
             layout.verify(model, path)
-
-
-def merge(tensors: Sequence[torch.Tensor], rule: Rule, name: str, expected: torch.Size) -> torch.Tensor:
-    """The parameter that ``tensors`` make: concatenated along dimension 0 in the order of ``rule.sources``.
-
-    A single tensor that has the parameter's own shape is taken as it is: the checkpoint was saved in this layout.
-
-    Raises:
-        ValueError: tensors are missing, or the result has another shape than the parameter.
-    """
-    if len(tensors) == 1 and len(rule.sources) > 1 and tensors[0].shape != expected:
-        raise ValueError(
-            f"{name}: only one of {list(rule.sources)} is in the checkpoint (shape {tuple(tensors[0].shape)}), "
-            f"the parameter needs all of them (shape {tuple(expected)})"
-        )
-    merged = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=0)
-    if merged.shape != expected:
-        raise ValueError(
-            f"{name}: the checkpoint's {list(rule.sources)} give shape {tuple(merged.shape)}, "
-            f"the layout has {tuple(expected)}; the layout was built with sizes of another module"
-        )
-    return merged
-
-
-def split(tensor: torch.Tensor, rule: Rule) -> list[torch.Tensor]:
-    """The inverse of :func:`merge`: equal parts along dimension 0, each contiguous."""
-    if len(rule.sources) == 1:
-        return [tensor]
-    return [part.contiguous() for part in torch.chunk(tensor, len(rule.sources), dim=0)]
 
 
 if WeightConverter is not None:

@@ -16,7 +16,7 @@ class Rules(list[Any]):
     """A layout's ``conversion_mapping``. Reading it is the moment to look at the ``KernelConfig`` that asks for it."""
 
     def __iter__(self) -> Iterator[Any]:
-        reason = patching.conflicting_keys(patching.requested_kernel_mapping())
+        reason = patching.conflicting_keys(*patching.requested_kernels())
         if reason is not None:
             raise ValueError(f"This KernelConfig cannot work: {reason}")
         return super().__iter__()
@@ -55,8 +55,9 @@ class Layout(nn.Module):
         """Run ``fill``, the subclass's own part of ``__init__``; what it raises becomes the reason to refuse."""
         try:
             fill()
-            patching.keep_fused_parents_whole()
-            patching.register_everywhere(list.copy(self.conversion_mapping))
+            if patching.patch_mapping():  # a load, not kernels applied to a live model
+                patching.keep_fused_parents_whole()
+                patching.register_everywhere(list.copy(self.conversion_mapping))
         except Exception as error:  # noqa: BLE001 raised by finish_loading, see the class docstring
             self.refuse(str(error) or repr(error))
         self.awaits_weights = torch.empty(0).is_meta  # from_pretrained builds on the meta device
@@ -69,10 +70,15 @@ class Layout(nn.Module):
         """Check once, while ``model`` is loaded, that this layout may stand at ``path``; see ``inspect``."""
         if self.verified:
             return
-        self.verified = True
         self.location = path
+        self._inspect_once(model.get_submodule(parent_path(path)))
+
+    def _inspect_once(self, parent: nn.Module) -> None:
+        self.verified = True
+        if self.refusal is not None:
+            return  # it may have been refused before it had parameters
         try:
-            self.inspect(model.get_submodule(parent_path(path)))
+            self.inspect(parent)
         except ValueError as error:
             self.refuse(str(error))
 
@@ -117,15 +123,14 @@ class Layout(nn.Module):
             ValueError: the layout was refused, or a parameter has no value from the checkpoint.
         """
         place = f" at {self.location!r}" if self.location else ""
+        if self.awaits_weights and not self.verified and not any(True for _ in self.parameters()):
+            # No checkpoint tensor leads to a layer without parameters, so nothing may have had it checked.
+            self._inspect_once(nn.Module())
         if self.refusal is not None:
             raise ValueError(f"{type(self).__name__}{place}: {self.refusal}")
         if not self.awaits_weights:
             return
         self.awaits_weights = False
-        if not self.verified and not any(True for _ in self.parameters()):
-            raise ValueError(
-                f"{type(self).__name__}{place}: no checkpoint tensor led to this layer, so what it replaced is unknown"
-            )
         missing = [
             name
             for name, parameter in self.named_parameters()

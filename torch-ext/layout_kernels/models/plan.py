@@ -115,7 +115,8 @@ def resolve_model(source: Any) -> tuple[type[nn.Module], Any]:
     return (cls[0] if isinstance(cls, tuple) else cls), source
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
+    """Whether ``module`` may be a norm; ``flavours.norm_flavour`` says what it computes."""
     return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
 
 
@@ -128,7 +129,7 @@ def _class_key(cls: type) -> str:
 def _norm_entries(model: nn.Module) -> Iterator[Entry]:
     by_class: dict[type, list[tuple[str, nn.Module]]] = {}
     for path, module in model.named_modules():
-        if _is_norm(module):
+        if is_norm(module):
             by_class.setdefault(type(module), []).append((path, module))
     for cls, members in by_class.items():
         findings = {flavours.norm_flavour(module) for _, module in members}
@@ -144,14 +145,15 @@ def _norm_entries(model: nn.Module) -> Iterator[Entry]:
             )
 
 
-def _is_mlp(module: nn.Module) -> bool:
+def is_mlp(module: nn.Module) -> bool:
+    """Whether ``module`` may be a gated MLP; ``flavours.mlp_kind`` says what it computes."""
     names = {name for name, _ in module.named_children()}
     return "down_proj" in names and bool(names & {"gate_proj", "gate_up_proj"})
 
 
-def _chain(parent: nn.Module, mlp_name: str) -> tuple[str, ...]:
+def chain_of(parent: nn.Module, mlp_name: str) -> tuple[str, ...]:
     """Names of the children that can become one: norm, MLP and, where it follows directly, a second norm."""
-    norms = [n for n, child in parent.named_children() if _is_norm(child) and _has_weight(child)]
+    norms = [n for n, child in parent.named_children() if is_norm(child) and _has_weight(child)]
     cls: Any = type(parent)
     for first in norms:
         for last in norms:
@@ -167,6 +169,8 @@ def _all_of(model: nn.Module, pattern: str, cls: type) -> bool:
 
 
 def _has_weight(module: Any) -> bool:
+    if getattr(module, "is_layout", False):
+        return getattr(module, "scale", None) is not None
     return getattr(module, "weight", None) is not None and flavours.norm_flavour(module).flavour is not None
 
 
@@ -177,7 +181,7 @@ def _block_entries(model: nn.Module) -> Iterator[Entry]:
     parents: dict[tuple[type, str], list[tuple[str, nn.Module]]] = {}
     for path, parent in model.named_modules():
         for name, child in parent.named_children():
-            if _is_mlp(child):
+            if is_mlp(child):
                 parents.setdefault((type(parent), name), []).append((path, parent))
     everywhere = Counter(type(module) for module in model.modules())
     taken: set[type] = set()
@@ -193,7 +197,7 @@ def _block_entries(model: nn.Module) -> Iterator[Entry]:
             reason = f"{cls.__name__} has a second MLP, and one parent takes one key"
         if not reason and not pattern:
             reason = "it stands at the root of the model"
-        chain = _chain(parent, name)
+        chain = chain_of(parent, name)
         where = f"{pattern}.({' -> '.join(chain)})" if len(chain) > 1 else f"{pattern}.{name}"
         if reason:
             yield Entry(where, mlp_class, len(members), None, None, reason)

@@ -1,0 +1,268 @@
+"""Kernels on a loaded model: one model changes, to the same results, and comes back with its current values."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file
+from torch import nn
+
+from layout_kernels import kernel_plugins as kp
+from layout_kernels.models.report import report
+from tests.support.loads import load, process_state, ref
+from tests.support.tiny import FAMILIES, TEXT, Family, _causal, randomise, save_family, tokens
+
+NORM, MLP, BLOCK = "cpu_fused_rmsnorm", "cpu_fused_swiglu", "cpu_fused_rmsnorm_mlp"
+FAMILY = {
+    "llama": FAMILIES["llama"],
+    "qwen3": FAMILIES["qwen3"],
+    "phi3": FAMILIES["phi3"],
+    "gemma2": Family(_causal("Gemma2"), "", ""),
+    "olmo2": Family(_causal("Olmo2"), "", ""),
+}
+
+
+def built(name: str = "llama", seed: int = 0) -> Any:
+    return randomise(FAMILY[name].build(), seed).eval()
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(tokens()).logits
+
+
+def snapshot(model: Any) -> dict[str, Any]:
+    """Everything of a model that undo must restore."""
+    return {
+        "classes": [(path, type(module)) for path, module in model.named_modules()],
+        "names": list(model.state_dict()),
+        "attributes": {
+            p: sorted(k for k in vars(m) if k != "_is_full_backward_hook") for p, m in model.named_modules()
+        },
+        "hooks": len(model._load_state_dict_pre_hooks),
+    }
+
+
+@pytest.mark.parametrize("name", list(FAMILY))
+@pytest.mark.parametrize("ids", [NORM, MLP, BLOCK, f"{NORM},{BLOCK}", f"{BLOCK},{NORM}", "auto"])
+def test_results_names_and_undo(name: str, ids: str, tmp_path: Path) -> None:
+    model = built(name)
+    if name == "olmo2" and BLOCK in ids:
+        with pytest.raises(RuntimeError, match=r"does not hand|no norm of"):
+            kp.apply_default_kernels(model, BLOCK)
+        return
+    expected, before = logits(model), snapshot(model)
+    original = {key: value.clone() for key, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "stock")
+    kp.apply_default_kernels(model, ids)
+    # Merged products add up the same terms as separate ones, possibly in another order: float32 rounding only.
+    assert (logits(model) - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)
+    assert report(model).rows
+    named = kp.original_state_dict(model)
+    assert sorted(named) == sorted(original)
+    assert all(torch.equal(named[key], original[key]) for key in original)
+    model.save_pretrained(tmp_path / "fast")
+    stock, saved = (load_file(tmp_path / part / "model.safetensors") for part in ("stock", "fast"))
+    assert sorted(saved) == sorted(stock)
+    assert all(torch.equal(saved[key], stock[key]) for key in stock)
+    kp.undo(model)
+    assert snapshot(model) == before
+    assert torch.equal(logits(model), expected)
+
+
+def test_the_same_parameters_and_bits_as_at_load(kernel: Any, tmp_path: Path) -> None:
+    family = FAMILIES["llama"]
+    folder = save_family(family, tmp_path)
+    with kernel.kernel_loading():
+        loaded = load(family, folder, {"RMSNorm": ref("CustomRMSNorm"), family.fusion_key(): ref("RMSNormMLP")})
+    model = load(family, folder, None)
+    kernel.apply_default_kernels(model, "auto")
+    there, here = dict(loaded.named_parameters()), dict(model.named_parameters())
+    assert list(there) == list(here)
+    assert all(torch.equal(there[key], here[key]) for key in there)
+    assert torch.equal(logits(model), logits(loaded))
+
+
+def test_only_this_model_changes_and_nothing_of_the_process() -> None:
+    model, other = built(), built()
+    kept = copy.deepcopy(other)
+    before, classes = process_state(), [type(module) for module in other.modules()]
+    kp.apply_default_kernels(model, "auto")
+    assert [type(module) for module in other.modules()] == classes
+    assert torch.equal(logits(other), logits(kept))
+    assert process_state() == before
+    assert [type(module) for module in built().modules()] == classes
+
+
+def test_undo_gives_back_the_current_values_after_training() -> None:
+    model = built()
+    kp.apply_default_kernels(model, "auto")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    expected, named = logits(model), kp.original_state_dict(model)
+    kp.undo(model)
+    assert (logits(model) - expected).abs().max() <= 1e-5  # float32 rounding, as above
+    assert all(torch.equal(value, named[key]) for key, value in model.state_dict().items())
+
+
+def test_state_dicts_in_original_names_load_and_half_of_a_layer_does_not() -> None:
+    model, source = built(), built(seed=1)
+    kp.apply_default_kernels(model, "auto")
+    model.load_state_dict(source.state_dict())
+    assert (logits(model) - logits(source)).abs().max() <= 1e-5  # float32 rounding, as above
+    kp.load_original_state_dict(model, built(seed=2).state_dict())
+    half = source.state_dict()
+    del half["model.layers.1.mlp.up_proj.weight"]
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=r"up_proj\.weight"):
+            model.load_state_dict(half, strict=strict)
+    model.load_state_dict({"lm_head.weight": source.lm_head.weight}, strict=False)
+
+
+def test_renamed_parameters_are_the_same_objects_and_ties_hold() -> None:
+    model = randomise(tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT, tie_word_embeddings=True)))
+    kept = {name: p for name, p in model.named_parameters() if "gate" not in name and "up_proj" not in name}
+    kp.apply_default_kernels(model, "auto")
+    now = {id(p) for p in model.parameters()}
+    assert all(id(p) in now for p in kept.values())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_failure_in_the_middle_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from layout_kernels.kernel_plugins.swaps import Swap
+
+    model = built()
+    expected, before = logits(model), snapshot(model)
+    do, calls = Swap.do, []
+
+    def failing(self: Swap, optimizer: Any) -> None:
+        calls.append(self)
+        if len(calls) == 2:
+            raise MemoryError("full")
+        do(self, optimizer)
+
+    monkeypatch.setattr(Swap, "do", failing)
+    with pytest.raises(MemoryError):
+        kp.apply_kernel(BLOCK, model=model)
+    assert snapshot(model) == before
+    assert torch.equal(logits(model), expected)
+    with pytest.raises(ValueError, match="no kernel was applied"):
+        kp.undo(model)
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
+def test_an_optimizer_goes_on_with_merged_and_with_split_parameters(optimizer_class: Any) -> None:
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(tokens(), labels=tokens()).loss.backward()
+        optimizer.step()
+
+    options = {"lr": 1e-2} | ({"momentum": 0.9} if optimizer_class is torch.optim.SGD else {})
+    stock, fast = built(), built()
+    stock_optimizer = optimizer_class(stock.parameters(), **options)
+    optimizer = optimizer_class(fast.parameters(), **options)
+    step(stock, stock_optimizer)
+    step(fast, optimizer)
+    kp.apply_default_kernels(fast, "auto", optimizer=optimizer)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in held} == {id(p) for p in fast.parameters()}
+    for _ in range(2):
+        step(stock, stock_optimizer)
+        step(fast, optimizer)
+    kp.undo(fast, optimizer=optimizer)
+    step(stock, stock_optimizer)
+    step(fast, optimizer)
+    for (name, expected), found in zip(stock.named_parameters(), fast.parameters(), strict=True):
+        # Adam divides by the size of the gradient, so a rounding of it may move a weight by a fraction of lr.
+        assert (found - expected).abs().max() <= 0.02 * options["lr"], name
+    assert len(optimizer.state) == len(stock_optimizer.state)
+
+
+def test_an_optimizer_that_is_not_given_is_not_left_with_stale_parameters() -> None:
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match="optimizer="):
+        kp.apply_kernel(BLOCK, model=model)
+    assert snapshot(model) == before
+    kp.apply_kernel(NORM, model=model)
+    kp.undo(model)
+    kp.apply_kernel(BLOCK, model=model, optimizer=optimizer)
+    with pytest.raises(RuntimeError, match="optimizer="):
+        kp.undo(model)
+    kp.undo(model, optimizer=optimizer)
+
+
+def test_groups_that_separate_gate_from_up_are_refused() -> None:
+    model = built()
+    gates = [p for n, p in model.named_parameters() if "gate_proj" in n]
+    others = [p for n, p in model.named_parameters() if "gate_proj" not in n]
+    optimizer = torch.optim.AdamW([{"params": gates, "lr": 1e-3}, {"params": others}])
+    with pytest.raises(RuntimeError, match="different groups"):
+        kp.apply_kernel(BLOCK, model=model, optimizer=optimizer)
+
+
+def test_shared_and_tied_modules_are_right_or_refused() -> None:
+    model = built()
+    layers = model.model.layers
+    layers[1].input_layernorm = layers[0].input_layernorm
+    layers[1].mlp = layers[0].mlp
+    expected = logits(model)
+    kp.apply_kernel(NORM, model=model)
+    assert layers[1].input_layernorm is layers[0].input_layernorm
+    assert torch.equal(logits(model), expected)
+    kp.undo(model)
+    assert layers[1].input_layernorm is layers[0].input_layernorm
+    with pytest.raises(RuntimeError, match="tied to, or shared with"):
+        kp.apply_kernel(MLP, model=model)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + 1
+
+
+def _wrap(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.gate_proj = Wrapped(layer.mlp.gate_proj)
+
+
+def _hook(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda module, args, output: output + 1)
+
+
+def _meta(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.to("meta")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(_wrap, "no plain gated MLP"), (_hook, "hooks"), (_meta, "not in memory")]
+)
+def test_children_that_are_not_plain_are_refused_with_the_reason(change: Any, reason: str) -> None:
+    model = built()
+    change(model)
+    for kernel_id in (MLP, BLOCK):
+        with pytest.raises(RuntimeError, match=reason):
+            kp.apply_kernel(kernel_id, model=model)
+    kp.apply_kernel(NORM, model=model)
+
+
+def test_a_module_without_the_attribute_that_the_kernel_reads_is_refused_with_its_name() -> None:
+    model = built()
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            del module.variance_epsilon
+    with pytest.raises(RuntimeError, match="variance_epsilon"):
+        kp.apply_kernel(NORM, model=model)

@@ -1,0 +1,86 @@
+"""Apply kernels by id, apply all that fit, and undo."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+from torch import nn
+
+from . import live, ops
+from .registry import Registry
+
+
+def scan_all_kernels() -> None:
+    """Import every module of ``kernel_plugins/ops``, which registers its kernels. An import error surfaces."""
+    for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        importlib.import_module(module.name)
+
+
+def apply_kernel(kernel_id: str, model: nn.Module | None = None, **kwargs: Any) -> Any:
+    """Apply the kernel ``kernel_id`` to ``model`` and return the model. ``undo(model)`` takes it back.
+
+    Args:
+        kernel_id: such as "cpu_fused_rmsnorm"; ``Registry.ids()`` lists them.
+        model: a loaded model. Only it changes, no class and no other model.
+        **kwargs: for the kernel; ours take ``optimizer=``, needed when one holds parameters that are merged.
+
+    Raises:
+        ValueError: an unknown id (the message lists the ids), or no model.
+        RuntimeError: missing dependencies, nothing in the model matched, or an optimizer holds what would be merged.
+    """
+    scan_all_kernels()
+    kernel = Registry.get(kernel_id)
+    if kernel is None:
+        raise Registry.unknown(kernel_id)
+    if model is None:
+        raise ValueError(f"apply_kernel({kernel_id!r}) needs model=<the model to change>")
+    if not kernel.check_deps():
+        raise RuntimeError(f"the dependencies of {kernel_id!r} are not met: {kernel.__name__}.check_deps() is false")
+    return kernel.apply(model=model, **kwargs)
+
+
+def apply_default_kernels(model: nn.Module, include_kernels: str | bool | None = None, **kwargs: Any) -> Any:
+    """Apply several kernels.
+
+    Args:
+        model: a loaded model.
+        include_kernels: None, False or "": nothing. "auto" or True: all kernels for the current device that find
+            something to do. Else ids, separated by commas, in order; one that is unknown or finds nothing is an error.
+        **kwargs: as for :func:`apply_kernel`.
+    """
+    if include_kernels is None or include_kernels is False or include_kernels == "":
+        return model
+    if include_kernels is True or include_kernels == "auto":
+        scan_all_kernels()
+        for kernel_id in sorted(Registry.ids(), key=live.default_order):
+            kernel = Registry.get(kernel_id)
+            if kernel is not None and kernel.check_deps():
+                try:
+                    model = kernel.apply(model=model, **kwargs)
+                except live.NothingMatchedError:
+                    continue
+        return model
+    if not isinstance(include_kernels, str):
+        raise TypeError(
+            f"include_kernels is a comma-separated string, 'auto', a bool or None, got {include_kernels!r}"
+        )
+    for kernel_id in (part.strip() for part in include_kernels.split(",")):
+        if kernel_id:
+            model = apply_kernel(kernel_id, model=model, **kwargs)
+    return model
+
+
+def undo(model: nn.Module, optimizer: Any = None) -> Any:
+    """Take back every kernel that was applied to ``model``: classes, names and modules, with the current values.
+
+    Args:
+        model: the model.
+        optimizer: the optimizer that holds merged parameters, which are split again, with its state.
+
+    Raises:
+        ValueError: no kernel was applied to the model.
+        RuntimeError: an optimizer in the process holds merged parameters and was not given.
+    """
+    return live.undo(model, optimizer)

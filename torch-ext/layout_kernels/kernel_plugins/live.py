@@ -1,0 +1,204 @@
+"""Layouts in a live model: find where they fit, exchange all at once, roll back on any failure, and undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import layers, parts
+from ..flavours import norm_flavour
+from ..models.plan import chain_of, is_mlp, is_norm
+from ..state import accept_original_state_dicts, refuse_original_state_dicts
+from . import optimizers, saving
+from .swaps import Swap, meta_twin
+
+APPLIED = "_layout_kernels_applied"
+Found = tuple[list[Swap], list[str]]
+FUSED = {2: layers.RMSNormMLPLayout, 3: layers.RMSNormMLPRMSNormLayout}
+
+
+class NothingMatchedError(RuntimeError):
+    """The model has no module that a kernel fits; the message gives the reason for each that came close."""
+
+
+def default_order(kernel_id: str) -> tuple[int, str]:
+    """Blocks before their parts: a norm or an MLP that is left over then gets a layer of its own."""
+    return (0 if kernel_id.endswith("rmsnorm_mlp") else 1, kernel_id)
+
+
+def _touched(module: nn.Module) -> str | None:
+    """Why ``module`` cannot be exchanged without losing what was done to it, or None."""
+    for part in module.modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            return "it has hooks, which would be lost"
+        if "forward" in vars(part) and not getattr(vars(part)["forward"], "is_linear_forward", False):
+            return "its forward was replaced (offloaded, or another kernel)"
+        for parameter in part.parameters(recurse=False):
+            if parameter.is_meta:
+                return "its weights are not in memory (offloaded)"
+            if type(parameter) is not nn.Parameter:
+                return f"its weights are {type(parameter).__name__} (quantised or sharded)"
+    return None
+
+
+def _swap(parent: nn.Module, names: tuple[str, ...], build: Callable[..., Any], slots: Any = None) -> Swap:
+    """A checked exchange of ``names``.
+
+    Raises:
+        ValueError: the layout refuses, or a child was changed in a way that would be lost.
+    """
+    children = tuple(parent.get_submodule(name) for name in names)
+    for child, name in zip(children, names, strict=True):
+        reason = _touched(child)
+        if reason is not None:
+            raise ValueError(f"{name}: {reason}")
+    with torch.device("meta"):
+        layout = build(*(meta_twin(child) for child in children))
+    if layout.refusal is not None:
+        raise ValueError(layout.refusal)
+    layout.awaits_weights = False
+    return Swap(parent, names, layout, children, slots or [(parent, names[0])])
+
+
+def _places(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module, str]]:
+    """(path of the parent, parent, name) of each child that is ``wanted``, shared ones at each of their places."""
+    for path, parent in model.named_modules():
+        if getattr(parent, "is_layout", False):
+            continue
+        for name, child in parent.named_children():
+            if wanted(child) and not getattr(child, "is_layout", False):
+                yield path, parent, name
+
+
+def find_norms(model: nn.Module) -> Found:
+    """Norms that compute a known flavour."""
+    swaps: dict[int, Swap] = {}
+    reasons = []
+    for path, parent, name in _places(model, is_norm):
+        norm = parent.get_submodule(name)
+        if id(norm) in swaps:
+            swaps[id(norm)].slots.append((parent, name))
+            continue
+        finding = norm_flavour(norm)
+        layer = parts.LAYER_OF.get(finding.flavour or "")
+        try:
+            if layer is None:
+                raise ValueError(finding.reason)
+            swaps[id(norm)] = _swap(parent, (name,), _norm_builder(layer, norm, finding.eps_name))
+        except ValueError as error:
+            reasons.append(f"{path}.{name}: {error}")
+    return list(swaps.values()), reasons
+
+
+def _norm_builder(layer: str, norm: Any, eps_name: str) -> Callable[..., Any]:
+    def build(twin: Any) -> Any:
+        size = 1 if twin.weight is None else twin.weight.shape[0]
+        kwargs = {"with_scale": False} if twin.weight is None else {}
+        return getattr(layers, f"{layer}Layout")(size, eps=getattr(norm, eps_name), **kwargs)
+
+    return build
+
+
+def find_mlps(model: nn.Module) -> Found:
+    """Plain gated MLPs."""
+    swaps, reasons, tied = [], [], shared_parameters(model)
+    for path, parent, name in _places(model, is_mlp):
+        try:
+            swap = _swap(parent, (name,), layers.GatedMLPLayout)
+            _refuse_shared(swap, tied)
+            swaps.append(swap)
+        except ValueError as error:
+            reasons.append(f"{path}.{name}: {error}")
+    return swaps, reasons
+
+
+def find_blocks(model: nn.Module) -> Found:
+    """Norm and gated MLP, and where it follows directly a second norm, with nothing in between."""
+    swaps, reasons, tied = [], [], shared_parameters(model)
+    for path, parent, name in _places(model, is_mlp):
+        chain = chain_of(parent, name)
+        try:
+            if len(chain) == 1:
+                raise ValueError(f"no norm of {type(parent).__name__} hands its result to {name} alone")
+            swap = _swap(parent, chain, FUSED[len(chain)])
+            _refuse_shared(swap, tied)
+            swaps.append(swap)
+        except ValueError as error:
+            reasons.append(f"{path}.{name}: {error}")
+    return swaps, reasons
+
+
+def shared_parameters(model: nn.Module) -> set[int]:
+    """Ids of parameters that two modules hold, or that belong to a module which stands at two places."""
+    seen: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        seen[id(parameter)] = seen.get(id(parameter), 0) + 1
+    return {number for number, count in seen.items() if count > 1}
+
+
+def _refuse_shared(swap: Swap, shared: set[int]) -> None:
+    if any(id(parameter) in shared for child in swap.children for parameter in child.parameters()):
+        raise ValueError("its weights are tied to, or shared with, another module, which a merge would separate")
+
+
+def apply(kernel_id: str, find: Callable[[nn.Module], Found], model: Any = None, optimizer: Any = None) -> Any:
+    """Exchange all modules of ``model`` that ``find`` names, or none; returns the model.
+
+    Raises:
+        ValueError: no model.
+        NothingMatchedError: ``find`` names none; with the reasons.
+        RuntimeError: an optimizer of the process holds parameters that would be merged, or they cannot be merged.
+    """
+    if model is None:
+        raise ValueError(f"{kernel_id} needs model=<the model to change>")
+    swaps, reasons = find(model)
+    if not swaps:
+        listed = "; ".join(reasons[:8]) or "no norm or gated MLP in it"
+        raise NothingMatchedError(f"{kernel_id} found nothing to do in {type(model).__name__}: {listed}")
+    merged = [parameter for swap in swaps for _, old in swap.to_merge() for parameter in old]
+    _refuse_holders(merged, optimizer, "merged")
+    for swap in swaps:
+        swap.check(optimizer)
+    _exchange(swaps, optimizer)
+    setattr(model, APPLIED, [*getattr(model, APPLIED, []), (kernel_id, swaps)])
+    accept_original_state_dicts(model)
+    saving.remember(model)
+    return model
+
+
+def _refuse_holders(parameters: list[Any], optimizer: Any, what: str) -> None:
+    if optimizers.holders(parameters, optimizer):
+        raise RuntimeError(
+            f"an optimizer of this process holds parameters that would be {what} and would go on with the old ones; "
+            "pass it as optimizer=, which rewrites its groups and its state"
+        )
+
+
+def _exchange(swaps: list[Swap], optimizer: Any) -> None:
+    done: list[Swap] = []
+    try:
+        for swap in swaps:
+            swap.do(optimizer)
+            done.append(swap)
+    except BaseException:
+        for swap in reversed(done):
+            swap.back(optimizer)
+        raise
+
+
+def undo(model: Any, optimizer: Any = None) -> Any:
+    """Take back all that was applied; see ``interface.undo``."""
+    applied = getattr(model, APPLIED, None)
+    if not applied:
+        raise ValueError(f"no kernel was applied to this {type(model).__name__}")
+    swaps = [swap for _, swaps in applied for swap in swaps]
+    _refuse_holders([p for swap in swaps for p in swap.merged_parameters()], optimizer, "split")
+    for swap in reversed(swaps):
+        swap.back(optimizer)
+    delattr(model, APPLIED)
+    refuse_original_state_dicts(model)
+    saving.forget(model)
+    return model

@@ -1,0 +1,1 @@
+"""The kernels of this package; every module here is imported by ``scan_all_kernels``."""
