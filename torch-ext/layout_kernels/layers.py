@@ -39,8 +39,8 @@ class NormLayout(Layout):
     """What the layouts of a norm share: ``scale`` [hidden_size], from the checkpoint's ``weight``, and epsilon.
 
     Takes the arguments of the class that it replaces: ``(hidden_size, eps=1e-6)``, ``dim=`` for ``hidden_size``,
-    positional or by name, ``with_scale=False`` for a norm without weight. Loading reads epsilon from an instance of
-    that class and refuses a class that computes another flavour.
+    positional or by name; for a norm without weight ``with_scale=False``, or epsilon alone. Loading reads epsilon
+    from an instance of that class and refuses a class that computes another flavour.
     """
 
     flavour = ""
@@ -53,12 +53,11 @@ class NormLayout(Layout):
 
     def _fill(self) -> None:
         size, self.variance_epsilon = parts.norm_arguments(self.arguments)
-        has_scale = self.arguments[1].get("with_scale", True)
-        self.register_parameter("scale", nn.Parameter(torch.ones(size)) if has_scale else None)
+        self.register_parameter("scale", nn.Parameter(torch.ones(size)) if size is not None else None)
 
     @property
     def weight(self) -> torch.Tensor | None:
-        """``scale`` under its former name: parents read it (Mamba's block converts its input to ``norm.weight.dtype``)."""
+        """``scale`` under its former name, which parents read: Mamba's block casts to ``norm.weight.dtype``."""
         return getattr(self, "scale", None)
 
     def rules(self) -> list[Rule]:

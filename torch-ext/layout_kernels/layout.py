@@ -16,7 +16,8 @@ class Rules(list[Any]):
     """A layout's ``conversion_mapping``. Reading it is the moment to look at the ``KernelConfig`` that asks for it."""
 
     def __iter__(self) -> Iterator[Any]:
-        reason = patching.conflicting_keys(*patching.requested_kernels())
+        mapping, model = patching.requested_kernels()
+        reason = patching.conflicting_keys(mapping, model) if model is not None else None
         if reason is not None:
             raise ValueError(f"This KernelConfig cannot work: {reason}")
         return super().__iter__()

@@ -47,16 +47,24 @@ def is_plain_linear(module: nn.Module) -> bool:
     )
 
 
-def norm_arguments(arguments: Arguments) -> tuple[int, float]:
-    """hidden_size and epsilon from the arguments of a norm's class, in the forms that transformers' classes take."""
+def norm_arguments(arguments: Arguments) -> tuple[int | None, float]:
+    """hidden_size and epsilon from the arguments of a norm's class; hidden_size is None for a norm without weight.
+
+    Such a norm has ``with_scale=False``, or is made of nothing but an epsilon (Llama 4's ``L2Norm``).
+
+    Raises:
+        ValueError: the arguments are something else, such as a config.
+    """
     args, kwargs = arguments
+    named = next((kwargs[n] for n in flavours.EPS_NAMES if n in kwargs), 1e-6)
+    if not kwargs.keys() - set(flavours.EPS_NAMES) and len(args) <= 1 and all(isinstance(arg, float) for arg in args):
+        return None, args[0] if args else named
     size = args[0] if args else next((kwargs[name] for name in SIZE_NAMES if name in kwargs), None)
     if not isinstance(size, int):
         raise ValueError(
             f"no hidden_size in the arguments {args}, {kwargs}: expected an int, first or as one of {SIZE_NAMES}"
         )
-    eps = args[1] if len(args) > 1 else next((kwargs[n] for n in flavours.EPS_NAMES if n in kwargs), 1e-6)
-    return size, eps
+    return size if kwargs.get("with_scale", True) else None, args[1] if len(args) > 1 else named
 
 
 def wrong_flavour(layer: str, finding: flavours.NormFinding, expected: str) -> ValueError:

@@ -44,8 +44,13 @@ def replacement(class_name: str, mapping: dict[str, type]) -> type | None:
 
 
 def _namespaces(parent: nn.Module) -> list[Any]:
-    """The transformers modules in which ``parent``'s ``__init__`` looks up the classes of its children."""
+    """The transformers modules in which ``parent``'s ``__init__`` looks up the classes of its children.
+
+    A parent that is of no model tells nothing: then all that are loaded.
+    """
     names = dict.fromkeys(cls.__module__ for cls in type(parent).__mro__)
+    if not any(name.startswith("transformers.models.") for name in names):
+        names = dict.fromkeys(list(sys.modules))
     return [sys.modules[name] for name in names if name.startswith("transformers.models.") and name in sys.modules]
 
 
@@ -101,19 +106,21 @@ def unfused_class(cls: type) -> type:
     return cls.__bases__[0] if is_fused else cls
 
 
-def requested_kernel_mapping() -> dict[Any, Any]:
+def requested_kernels() -> tuple[dict[Any, Any], nn.Module | None]:
     """The mapping of the ``KernelConfig`` that transformers is registering now, further up the call stack; else {}.
 
-    transformers shows it to nobody, and patches by class name, so that of two keys that exclude each other one is
-    dropped without a word. A version that names its variables otherwise only loses the early and clear message.
+    With it the model on the meta device that transformers looks tuple keys up in; None before the first of them.
+    transformers shows neither to anybody, and patches by class name, so that of two keys that exclude each other one
+    is dropped without a word. A version that names its variables otherwise only loses the early and clear message.
     """
     frame = inspect.currentframe()
     for _ in range(6):
         frame = frame.f_back if frame is not None else None
         if frame is not None and frame.f_code.co_name == "register_kernel_replacements_and_fusions":
             mapping = getattr(frame.f_locals.get("kernel_config"), "kernel_mapping", {})
-            return mapping if isinstance(mapping, dict) else {}
-    return {}
+            model = frame.f_locals.get("meta_model")
+            return mapping if isinstance(mapping, dict) else {}, model if isinstance(model, nn.Module) else None
+    return {}, None
 
 
 def register_everywhere(rules: list[Any]) -> None:
@@ -146,19 +153,18 @@ def _parent_pattern(key: Any) -> str:
     return key[0][1].rpartition(".")[0]
 
 
-def _overlap(first: str, second: str) -> bool:
-    """Whether two path patterns can name the same module, or two modules of one list."""
-    left, right = first.split("."), second.split(".")
-    same = (a == b or "*" in (a, b) or (a.isdigit() and b.isdigit()) for a, b in zip(left, right, strict=False))
-    return len(left) == len(right) and all(same)
+def _parents(key: Any, model: nn.Module) -> set[type]:
+    """Classes of the modules that ``key`` names as parents, found as transformers finds them."""
+    pattern = _parent_pattern(key).replace("*", r"\w+")
+    return {type(module) for path, module in model.named_modules() if re.fullmatch(pattern, path)}
 
 
 def _shown(key: Any) -> str:
     return str(tuple(tuple(pair) for pair in key)) if isinstance(key, tuple) else repr(key)
 
 
-def conflicting_keys(kernel_mapping: dict[Any, Any]) -> str | None:
-    """Why the keys of a ``KernelConfig`` cannot work together, with the key to use; None when they can.
+def conflicting_keys(kernel_mapping: dict[Any, Any], model: nn.Module) -> str | None:
+    """Why the keys of a ``KernelConfig`` cannot work together in ``model``, with the key to use; None when they can.
 
     transformers patches by class name: of two tuple keys under one parent class only the last takes effect, and a
     fusion key that meets a child which another key has replaced cannot see its weights.
@@ -166,7 +172,7 @@ def conflicting_keys(kernel_mapping: dict[Any, Any]) -> str | None:
     fusions = [key for key in kernel_mapping if isinstance(key, tuple)]
     for number, first in enumerate(fusions):
         for second in fusions[number + 1 :]:
-            if _overlap(_parent_pattern(first), _parent_pattern(second)):
+            if _parents(first, model) & _parents(second, model):
                 longest = max(first, second, key=len)
                 return (
                     f"two tuple keys share the parent {_parent_pattern(second)!r}: {_shown(first)} and "
