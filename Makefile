@@ -33,6 +33,9 @@ build: $(STAMP)
 demo: $(STAMP)
 	$(PY) -m tools.demo
 
+# One process a core, each with one thread: torch's threads would wait for each other.
+PYTEST_ARGS ?= -n 2
+test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(PY) -m pytest $(PYTEST_ARGS)
 

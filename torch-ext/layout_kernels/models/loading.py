@@ -109,6 +109,22 @@ def _transformers_modules() -> list[Any]:
 
 
 @contextmanager
+def _loaded_names_only() -> Iterator[None]:
+    """Let ``dir()`` of transformers' lazy modules name what is loaded: the rest has no class to patch yet.
+
+    ``apply_patches`` asks every module for its names, and a lazy module takes 40 ms to list thousands of others.
+    """
+    from transformers.utils.import_utils import _LazyModule
+
+    original = _LazyModule.__dir__
+    _LazyModule.__dir__ = lambda self: list(vars(self))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _LazyModule.__dir__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
 def _class_patches() -> Iterator[None]:
     """Put classes back that ``apply_patches`` left replaced because a constructor raised."""
     from transformers import modeling_utils
@@ -120,9 +136,12 @@ def _class_patches() -> Iterator[None]:
     def applying() -> Iterator[None]:
         mine = set(get_patch_mapping().values())
         before = {id(module): dict(vars(module)) for module in _transformers_modules()} if mine else {}
+        patches = original()
         try:
-            with original():
-                yield
+            with _loaded_names_only():
+                patches.__enter__()
+            yield
+            patches.__exit__(None, None, None)
         except BaseException:
             for module in _transformers_modules():
                 for name, value in list(vars(module).items()):
