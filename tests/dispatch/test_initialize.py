@@ -68,6 +68,13 @@ def test_an_empty_variable_is_no_override(world, monkeypatch):
     assert names(world.runtime.initialize("cpu", overrides={"scale": "slow"})) == {"scale": "slow.scale"}
 
 
+def test_an_override_does_not_reach_the_meta_device(world, monkeypatch):
+    world.simple("scale", fast=1)
+    monkeypatch.setenv(VARIABLE, "fast")
+    assert names(world.runtime.initialize("meta")) == {"scale": "reference.scale"}
+    assert names(world.runtime.initialize("cpu")) == {"scale": "fast.scale"}
+
+
 def test_an_exact_name_beats_a_solution(world):
     world.add("scale", BackendModule(".a", "cpu"), BackendModule(".b", "cpu"))
     world.backend("scale", ".a", name="first", solution="second", priority=9)
