@@ -102,7 +102,7 @@ class Runtime:
         entries = self._catalog()
         targets = parse_overrides(os.environ, overrides, entries)
         if device == "meta":
-            # Nothing is computed there: what an override chooses for a device must not stop a shape from being asked for.
+            # Nothing is computed there, and an override for a real device must not stop a shape from being asked for.
             targets = {}
         bound = self._bindings.get(device)
         if bound is not None and bound.modes == modes and bound.overrides == targets:
