@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
 import layout_kernels
@@ -21,5 +24,14 @@ assert "torch_npu" not in sys.modules
 
 
 def test_the_reference_is_bound_and_the_reason_kept() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=120)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "torch-ext")}
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_check_for_a_card_ends_with_the_reason() -> None:
+    command = [sys.executable, "-m", "tools.npu_check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "torch_npu cannot be imported" in done.stderr

@@ -215,7 +215,11 @@ def make(run: Callable[..., Any], simulation: Any) -> types.ModuleType:
     def npu_fusion_attention(*args: Any, **kwargs: Any) -> Any:
         raise RefusedError("the simulated npu has no fused attention; load with attn_implementation='eager' or 'sdpa'")
 
-    members: dict[str, Any] = {"__version__": version, "npu_fusion_attention": npu_fusion_attention, "npu": torch.npu}
+    members: dict[str, Any] = {
+        "__version__": f"{version}+simulated",
+        "npu_fusion_attention": npu_fusion_attention,
+        "npu": torch.get_device_module("npu"),
+    }
     for key, value in members.items():
         setattr(module, key, value)
     return module
