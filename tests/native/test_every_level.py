@@ -1,0 +1,116 @@
+"""Each instruction set computes what the operations mean: over the suites' cases, and around vector and tile sizes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from layout_kernels.dispatch.catalog import discover
+from layout_kernels.numerics.cases import Case
+
+OPERATIONS = tuple(n for n, entry in discover().items() if entry.operation.follows is None)
+HAS_BACKWARD = tuple(entry.operation.follows for entry in discover().values() if entry.operation.follows is not None)
+FLAVOURS = ("cast_then_scale", "scale_then_cast", "one_plus_scale")
+DTYPES = ("float32", "bfloat16", "float16")
+# One below, at and above every multiple of a vector that a loop unrolls to: 4, 8 and 16 floats, four at a time.
+WIDTHS = tuple(sorted({max(1, size + d) for size in (1, 4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1)}))
+
+
+def suite(package: Any, operation: str) -> Any:
+    return import_module(f"{package.__name__}.numerics.{operation}")
+
+
+def native_function(package: Any, operation: str) -> Any:
+    kernel = package.initialize("cpu")[operation]
+    assert kernel.spec.solution == "native"
+    return kernel.function
+
+
+def check(package: Any, operation: str, case: Case) -> None:
+    module = suite(package, operation)
+    arguments = module.arguments(case)
+    reason = module.compare(native_function(package, operation)(*arguments), arguments)
+    assert reason is None, f"{case.case_id}: {reason}"
+
+
+def check_backward(package: Any, operation: str, case: Case) -> None:
+    module = suite(package, operation)
+    arguments = module.backward_arguments(case)
+    reason = module.compare_backward(native_function(package, f"{operation}_backward")(*arguments), arguments)
+    assert reason is None, f"{case.case_id}: {reason}"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_cases_of_the_suite_pass(package: Any, level: str, threads: int, operation: str) -> None:
+    for case in suite(package, operation).CASES:
+        check(package, operation, case)
+        if operation in HAS_BACKWARD:
+            check_backward(package, operation, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_of_every_width_around_a_vector(package: Any, level: str, dtype: str) -> None:
+    for width in WIDTHS:
+        case = Case((3, width), dtype, settings={"flavour": FLAVOURS[width % 3]}, seed=width)
+        check(package, "rms_norm", case)
+        check_backward(package, "rms_norm", case)
+        check(package, "gated_activation", Case((3, 2 * width), dtype, seed=width))
+        check_backward(package, "gated_activation", Case((3, 2 * width), dtype, seed=width))
+
+
+# Register tiles have up to 6 rows and 4 columns, tiles 32 columns and 256 rows; weights are widened into a panel from
+# 13 or 19 rows on; k is cut at 1024, and at 2048 where pairs of bf16 are multiplied.
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 18, 19, 20, 63, 64, 65, 255, 256, 257])
+def test_products_of_every_number_of_rows_around_a_tile(package: Any, level: str, dtype: str, rows: int) -> None:
+    for width, out in ((33, 31), (64, 33), (7, 5)):
+        check_product(package, rows, width, out, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("width", [1023, 1024, 1025, 1039, 2047, 2048, 2049, 2081])
+def test_products_of_every_depth_around_a_pass(package: Any, level: str, dtype: str, width: int) -> None:
+    for rows in (2, 20):
+        check_product(package, rows, width, 6, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("out", [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65])
+def test_products_of_every_number_of_columns_around_a_tile(package: Any, level: str, dtype: str, out: int) -> None:
+    for rows in (1, 7, 20):
+        check_product(package, rows, 40, out, dtype)
+
+
+def check_product(package: Any, rows: int, width: int, out: int, dtype: str) -> None:
+    """The operator itself: the implementation leaves products to PyTorch where that is the faster one."""
+    module = suite(package, "linear")
+    case = Case((rows, width), dtype, settings={"out": out, "bias": bool(rows % 2)}, seed=rows * width + out)
+    arguments = module.arguments(case)
+    operators = import_module(f"{package.__name__}.ops.native").operators
+    reason = module.compare(operators.cpu_linear(*arguments), arguments)
+    assert reason is None, f"{case.case_id}: {reason}"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("rows", "size"), [(1, 15), (3, 16), (5, 17), (20, 33), (70, 47), (300, 8)])
+def test_the_fused_mlp_around_a_tile(package: Any, level: str, dtype: str, rows: int, size: int) -> None:
+    module = suite(package, "rms_norm_mlp")
+    settings = {"size": size, "out": 37, "bias": bool(rows % 2), "activation": ("silu", "gelu", "gelu_tanh")[size % 3]}
+    arguments = module.arguments(Case((rows, 52), dtype, settings=settings, seed=size))
+    x, weight, gate_up, down, eps, _, activation, gate_up_bias, down_bias = arguments
+    operators = import_module(f"{package.__name__}.ops.native").operators
+    code = ("silu", "gelu", "gelu_tanh").index(activation)
+    result = operators.cpu_rms_norm_mlp(x, weight, gate_up, down, eps, 0, code, gate_up_bias, down_bias)
+    assert module.compare(result, arguments) is None
+
+
+def test_a_row_has_the_same_bits_in_every_batch(package: Any, level: str) -> None:
+    """A sum runs over k in an order that the number of rows does not change."""
+    operators = import_module(f"{package.__name__}.ops.native").operators
+    x, weight = torch.randn(70, 1100).bfloat16(), torch.randn(45, 1100).bfloat16()
+    together = operators.cpu_linear(x, weight, None)
+    for rows in (1, 5, 20):
+        assert torch.equal(operators.cpu_linear(x[:rows], weight, None), together[:rows])

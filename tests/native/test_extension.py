@@ -1,0 +1,108 @@
+"""How the extension is found, chosen and refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tools.native import compile as compiling
+from tools.project import read_project
+
+# Runs in a process of its own: the namespace of operators and the environment belong to a process.
+INITIALISE = """
+import layout_kernels
+kernel = layout_kernels.initialize("cpu")["rms_norm"]
+print(kernel.spec.name, dict(kernel.excluded))
+"""
+
+
+def run(code: str, tree: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tree), **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source tree with the extension built in place."""
+    folder = tmp_path_factory.mktemp("tree")
+    package = read_project().package
+    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    compiling.compile_extension(folder / package.name, compiling.SOURCE_NAME)
+    return folder
+
+
+def test_the_source_tree_uses_an_extension_that_was_built_in_place(tree: Path) -> None:
+    assert run(INITIALISE, tree).stdout.startswith("cpu.native.rms_norm")
+
+
+def test_without_an_extension_the_reference_runs_and_says_why(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree, tmp_path / "tree", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    result = run(INITIALISE, tmp_path / "tree")
+    assert result.stdout.startswith("reference.rms_norm"), result.stderr
+    assert "built without the native extension for cpu" in result.stdout
+
+
+def test_an_extension_that_does_not_load_is_an_error(tree: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(tree, tmp_path / "tree"))
+    (file,) = broken.glob("layout_kernels/*.so")
+    file.write_bytes(b"no shared library")
+    result = run(INITIALISE, broken)
+    assert result.returncode != 0
+    assert "ImportError" in result.stderr
+
+
+def test_an_extension_of_another_interface_is_refused_with_the_way_out(tree: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(tree, tmp_path / "tree"))
+    file = other / "layout_kernels" / "ops" / "native.py"
+    file.write_text(file.read_text().replace("INTERFACE = 1", "INTERFACE = 999"))
+    result = run(INITIALISE, other)
+    assert result.returncode != 0
+    assert "interface 1, this package needs 999" in result.stderr
+    assert "make native" in result.stderr
+
+
+def test_the_environment_chooses_the_level_and_an_unknown_one_is_refused_with_the_choices(tree: Path) -> None:
+    code = f"{INITIALISE}\nimport layout_kernels.ops.native as native\nprint(native.level())"
+    assert run(code, tree, LAYOUT_KERNELS_CPU_LEVEL="portable").stdout.split()[-1] == "portable"
+    refused = run(code, tree, LAYOUT_KERNELS_CPU_LEVEL="mmx")
+    assert refused.returncode != 0
+    assert "LAYOUT_KERNELS_CPU_LEVEL" in refused.stderr
+    assert "portable" in refused.stderr.rpartition("ValueError")[2]
+
+
+def test_the_best_level_is_the_default(native: ModuleType) -> None:
+    assert native.levels()[0] == "portable"
+    assert native.level() == native.levels()[-1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda o: o.cpu_linear(torch.randn(3, 4), torch.randn(5, 4), None), "x must be bfloat16 or float16"),
+        (lambda o: o.cpu_linear(half(3, 4), half(5, 6), None), "weight must be"),
+        (lambda o: o.cpu_linear(half(3, 4), half(4, 5).t(), None), "contiguous rows"),
+        (lambda o: o.cpu_linear(half(3, 4), half(5, 4), half(4)), "bias must be"),
+        (lambda o: o.cpu_rms_norm(half(3, 4), half(5), 1e-6, 0), "weight must be"),
+        (lambda o: o.cpu_rms_norm(torch.randn(3, 4).double(), None, 1e-6, 0), "float32, bfloat16 or float16"),
+        (lambda o: o.cpu_gated_rms_norm(half(3, 4), half(3, 4), None, 1e-6, 0, 0, 3, 0), "group_size"),
+    ],
+)
+def test_an_operator_refuses_what_it_would_read_out_of_bounds(native: ModuleType, call, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        call(native.operators)
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).bfloat16()
