@@ -107,6 +107,21 @@ def show(report: Report) -> None:
     print(f"\n{verdict(report.payload)}")
 
 
+def finish(report: Report, request: Request, stopped: CaptureError | None) -> int:
+    """Write and print a report; the exit status.
+
+    Raises:
+        CaptureError: what ended the run early, once everything is written.
+    """
+    problems = write_reports(report, request.common.output)
+    show(report)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if stopped is not None:
+        raise stopped
+    return 0 if report.payload["success"] and not problems else 1
+
+
 def main(argv: Sequence[str] | None = None, suites: Mapping[str, OperationSuite] | None = None) -> int:
     """The command; returns its exit status: 0 passed, 1 failed, 2 cannot be done.
 
@@ -125,8 +140,4 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, OperationSuite]
     except ValueError as error:
         print(f"numerics: {error}", file=sys.stderr)
         return 2
-    write_reports(report, request.common.output)
-    show(report)
-    if stopped is not None:
-        raise stopped
-    return 0 if report.payload["success"] else 1
+    return finish(report, request, stopped)

@@ -90,11 +90,16 @@ def verdict(payload: Mapping[str, Any]) -> str:
     return f"{payload['kind']} {word}: {counts}{why}"
 
 
-def write_reports(report: Report, paths: Iterable[Path]) -> None:
-    """Write a report to each path, in the format of its ending."""
+def write_reports(report: Report, paths: Iterable[Path]) -> list[str]:
+    """Write a report to each path, in the format of its ending; what could not be written, and why."""
+    problems = []
     for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ReportPlugin(path.suffix.lstrip("."))(report, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ReportPlugin(path.suffix.lstrip("."))(report, path)
+        except (ValueError, OSError, ImportError) as error:
+            problems.append(f"not written: {error}")
+    return problems
 
 
 def _finite(value: Any) -> Any:

@@ -26,7 +26,7 @@ class PreparedCase:
         validate: is given such a function and calls it; returns a mapping whose `status` is "passed" or "failed", with
             a `reason` when it failed. It judges what that function returns, and nothing else.
         metadata: what describes the inputs, ready for JSON. Read where it is there: `bytes` and `flops` of one call,
-            and `size`, the number that a plot has on its horizontal axis.
+            `dtype` of its products, and `size`, the number that a plot has on its horizontal axis.
         change: gives the inputs other values, in place, from a seed; 0 gives the first ones back. `validate` judges by
             the values that are there. None: they cannot be changed, so no graph can be proven.
     """

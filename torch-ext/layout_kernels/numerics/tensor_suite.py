@@ -231,13 +231,13 @@ class TensorCase:
 
         results = description if isinstance(description, tuple) else (description,)
         moved_bytes = [*arguments.tensors().values(), *(r for r in results if isinstance(r, torch.Tensor))]
-        found = {
+        found: dict[str, Any] = {
             "inputs": {name: _describe(tensor) for name, tensor in arguments.tensors().items()},
             "bytes": sum(tensor.numel() * tensor.element_size() for tensor in moved_bytes),
             "size": next(iter(arguments.tensors().values())).numel(),
         }
         if self.rules.flops is not None:
-            found["flops"] = self.rules.flops(arguments.here)
+            found["flops"], found["dtype"] = self.rules.flops(arguments.here), self.case.dtype
         return found
 
 

@@ -131,15 +131,15 @@ def verify_runner(outcome: Outcome, prepared: PreparedCase, runner: Runner) -> b
         if runner.is_graph:
             reason = "the suite's PreparedCase has no `change`; a graph is proven only by replaying on other inputs"
             return outcome.settle("changed inputs", failed(reason))
-        return outcome.settle("unchanged inputs", _judge_outputs(prepared, runner))
+        return outcome.settle("unchanged inputs", judge_outputs(prepared, runner))
     for seed in _SEEDS:
         prepared.change(seed)
-        if not outcome.settle(f"inputs of seed +{seed}", _judge_outputs(prepared, runner)):
+        if not outcome.settle(f"inputs of seed +{seed}", judge_outputs(prepared, runner)):
             return False
     return True
 
 
-def _judge_outputs(prepared: PreparedCase, runner: Runner) -> Mapping[str, Any]:
+def judge_outputs(prepared: PreparedCase, runner: Runner) -> Mapping[str, Any]:
     """Run once and judge every output; the snapshot that `validate` takes is older than the run."""
     if runner.is_graph:
         _poison(runner.outputs())

@@ -1,0 +1,185 @@
+"""Times calls: warm and cold, a baseline before and after, watched for drift and for load. Knows no operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from .load import Load, LoadPlugin
+from .statistics import summary
+from .timers import Burst, Sample, TimerPlugin
+
+CACHES = ("warm", "cold")
+# A sample of short calls is taken of several, so that the clock's own grain does not show.
+_SHORTEST_SAMPLE, _MOST_REPEATS = 2e-4, 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to time.
+
+    Attributes:
+        device: where.
+        iterations: samples of a round.
+        repeats: rounds; in each the baseline comes first, and once more after the last.
+        warmup: untimed calls before.
+        drift_limit: how far the second baseline may be from the first, relative to it.
+        load_limit: the share of the CPUs that others may use meanwhile.
+        attempts: how often to try again what was disturbed.
+        cache_bytes: what is overwritten before each cold call.
+    """
+
+    device: str
+    iterations: int
+    repeats: int
+    warmup: int
+    drift_limit: float
+    load_limit: float
+    attempts: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something to time.
+
+    Attributes:
+        name: of the implementation.
+        run: makes `calls` calls, on inputs that stay where they are.
+        calls: see there.
+        run_cold: makes one call; what a graph of several calls cannot show.
+        context: in which all of that stands.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    calls: int
+    run_cold: Callable[[], Any]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+@dataclass
+class Comparison:
+    """What came out: the timing of each subject, and whether it counts.
+
+    Attributes:
+        timings: for each name and cache the summaries of `enqueue`, `device` and `wall`, in seconds of one call.
+        baseline_rounds: for each cache the baseline's median in every round, and after the last.
+        drift: the largest distance of those from the first, relative to it.
+        load: what other processes did.
+        invalid_because: why nothing may be concluded; empty: it may.
+        discarded: the reasons of attempts that were made before.
+    """
+
+    timings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baseline_rounds: dict[str, list[float]] = field(default_factory=dict)
+    drift: dict[str, float] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)
+    invalid_because: list[str] = field(default_factory=list)
+    discarded: list[list[str]] = field(default_factory=list)
+
+    @property
+    def valid(self) -> bool:
+        """Whether anything may be concluded."""
+        return not self.invalid_because
+
+
+def own_median(timing: Mapping[str, Any]) -> float:
+    """The median that is compared: the device's interval where there is one, else the wall's."""
+    return float((timing["device"] or timing["wall"])["median"])
+
+
+class _Recorder:
+    """Takes the samples of one subject, round after round."""
+
+    def __init__(self, subject: Subject, settings: Settings, flush: Callable[[], Any]) -> None:
+        self.subject, self._settings, self._flush = subject, settings, flush
+        self._timer = TimerPlugin(settings.device.partition(":")[0])
+        self._samples: dict[str, list[Sample]] = {cache: [] for cache in CACHES}
+        self._calls: dict[str, int] = {}
+
+    def round(self) -> dict[str, float]:
+        """The samples of one round; their medians."""
+        subject, device = self.subject, self._settings.device
+        with subject.context():
+            for _ in range(self._settings.warmup):
+                subject.run()
+            first = self._timer.sample(Burst(subject.run, subject.calls), device)
+            often = min(_MOST_REPEATS, math.ceil(_SHORTEST_SAMPLE / max(first.wall * subject.calls, 1e-9)))
+            bursts = {
+                "warm": Burst(subject.run, subject.calls, often),
+                "cold": Burst(subject.run_cold, 1, 1, self._flush),
+            }
+            medians = {}
+            for cache, burst in bursts.items():
+                taken = [self._timer.sample(burst, device) for _ in range(self._settings.iterations)]
+                self._samples[cache] += taken
+                self._calls[cache] = burst.calls * burst.repeats
+                medians[cache] = median(sample.own for sample in taken)
+            return medians
+
+    def timing(self) -> dict[str, Any]:
+        """The summaries of all rounds."""
+        return {
+            cache: {**_summaries(samples), "calls_per_sample": self._calls[cache]}
+            for cache, samples in self._samples.items()
+        }
+
+
+def _summaries(samples: Sequence[Sample]) -> dict[str, Any]:
+    device = [sample.device for sample in samples if sample.device is not None]
+    return {
+        "enqueue": summary([sample.enqueue for sample in samples]),
+        "device": summary(device) if device else None,
+        "wall": summary([sample.wall for sample in samples]),
+    }
+
+
+def _once(baseline: Subject, others: Sequence[Subject], settings: Settings, flush: Callable[[], Any]) -> Comparison:
+    recorders = [_Recorder(subject, settings, flush) for subject in (baseline, *others)]
+    watch = LoadPlugin(settings.device.partition(":")[0])
+    reading = watch.start(settings.device)
+    rounds = []
+    for _ in range(settings.repeats):
+        medians = [recorder.round() for recorder in recorders]
+        rounds.append(medians[0])
+    rounds.append(recorders[0].round())
+    load: Load = watch.stop(reading)
+    found = Comparison({recorder.subject.name: recorder.timing() for recorder in recorders}, load=load.as_dict())
+    for cache in CACHES:
+        series = found.baseline_rounds[cache] = [medians[cache] for medians in rounds]
+        found.drift[cache] = max((value / series[0] - 1 for value in series[1:]), key=abs)
+        if abs(found.drift[cache]) > settings.drift_limit:
+            found.invalid_because.append(
+                f"the baseline drifted by {found.drift[cache]:+.1%} ({cache} cache) from its first measurement; "
+                f"the limit is {settings.drift_limit:.1%}"
+            )
+    disturbance = load.disturbance(settings.load_limit)
+    if disturbance is not None:
+        found.invalid_because.append(disturbance)
+    return found
+
+
+def compare(baseline: Subject, others: Sequence[Subject], settings: Settings) -> Comparison:
+    """Time the baseline, the others, and the baseline again, until nothing disturbed that or the attempts are used up.
+
+    A result that is disturbed to the last is returned as invalid, with every reason.
+    """
+    import torch
+
+    spoiled = torch.zeros(max(settings.cache_bytes, 4) // 4, device=settings.device)
+
+    def flush() -> None:
+        spoiled.add_(1)
+
+    discarded: list[list[str]] = []
+    while True:
+        found = _once(baseline, others, settings, flush)
+        found.discarded = discarded
+        if found.valid or len(discarded) + 1 >= settings.attempts:
+            return found
+        discarded.append(found.invalid_because)

@@ -1,0 +1,111 @@
+"""Timers by device type, as plugins: `TimerPlugin("cpu")`, `("cuda")`, `("npu")`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..plugin import BasePlugin
+
+# Read at each use, so that a test can put another clock here.
+clock = time.perf_counter
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds of one call of an operation.
+
+    Attributes:
+        enqueue: until the host may go on.
+        device: between events on the device's queue, with the gaps that the host leaves there; None where the host
+            is the device.
+        wall: until the device is done.
+    """
+
+    enqueue: float
+    device: float | None
+    wall: float
+
+    @property
+    def own(self) -> float:
+        """What is compared: the device's interval where there is one, else the wall's."""
+        return self.wall if self.device is None else self.device
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What one sample is taken of.
+
+    Attributes:
+        run: makes `calls` calls of the operation.
+        calls: see there.
+        repeats: how often `run` is called between two readings of the clock.
+        before: called before each reading, outside of what is timed; None: nothing.
+    """
+
+    run: Callable[[], Any]
+    calls: int
+    repeats: int = 1
+    before: Callable[[], Any] | None = None
+
+
+class TimerPlugin(BasePlugin):
+    """Timers by device type. Each is a class with `sample(burst, device)`, which returns a `Sample`."""
+
+
+@TimerPlugin("cpu").register()
+class CpuTimer:
+    """The host's clock: a call is done when it returns."""
+
+    @staticmethod
+    def sample(burst: Burst, device: str) -> Sample:  # noqa: ARG004, as the other timers
+        """Time a burst."""
+        if burst.before is not None:
+            burst.before()
+        start = clock()
+        for _ in range(burst.repeats):
+            burst.run()
+        seconds = (clock() - start) / (burst.repeats * burst.calls)
+        return Sample(seconds, None, seconds)
+
+
+def _events(burst: Burst, device: str) -> Sample:
+    import torch
+
+    module: Any = torch.get_device_module(device)
+    first, last = module.Event(enable_timing=True), module.Event(enable_timing=True)
+    if burst.before is not None:
+        burst.before()
+    module.synchronize(device)
+    start = clock()
+    first.record()
+    for _ in range(burst.repeats):
+        burst.run()
+    last.record()
+    enqueued = clock()
+    module.synchronize(device)
+    done = clock()
+    calls = burst.repeats * burst.calls
+    return Sample((enqueued - start) / calls, first.elapsed_time(last) / 1e3 / calls, (done - start) / calls)
+
+
+@TimerPlugin("cuda").register()
+class CudaTimer:
+    """CUDA events, and the host's clock around them."""
+
+    @staticmethod
+    def sample(burst: Burst, device: str) -> Sample:
+        """Time a burst."""
+        return _events(burst, device)
+
+
+@TimerPlugin("npu").register()
+class NpuTimer:
+    """NPU events, which torch_npu offers as torch does CUDA's, and the host's clock around them."""
+
+    @staticmethod
+    def sample(burst: Burst, device: str) -> Sample:
+        """Time a burst."""
+        return _events(burst, device)
