@@ -16,6 +16,7 @@ Sources: ``transformers/core_model_loading.py`` (``WeightTransform``, ``convert_
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +69,22 @@ def verify_all(model: torch.nn.Module) -> None:
         if getattr(module, "is_layout", False):
             layout: Any = module
             layout.verify(model, path)
+
+
+def _before_renaming(key: str) -> str:
+    """The key as it stands in the checkpoint, when ``key`` is what transformers' renamings made of it and no tensor of
+    the model is called so; else ``key``.
+
+    transformers then takes the key as it was, if the model has it (a loose rule of DeepSeek V4 turns ``model.norm``
+    into ``model.kv_norm``), but a model with layouts lacks it. Converters are not told, so the caller is asked.
+    """
+    frame = inspect.currentframe()
+    for _ in range(3):
+        frame = frame.f_back if frame is not None else None
+    if frame is None or frame.f_code.co_name != "rename_source_key" or locations.has(key):
+        return key
+    original = frame.f_locals.get("source_key")
+    return original if isinstance(original, str) else key
 
 
 if WeightConverter is not None:
@@ -146,7 +163,7 @@ if WeightConverter is not None:
 
         def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
             """The key of the parameter that ``source_key`` belongs to and its place in it, or the key and None."""
-            match = locations.find(source_key)
+            match = locations.find(source_key) or locations.find(_before_renaming(source_key))
             if match is None:
                 return source_key, None
             self._was_used = True

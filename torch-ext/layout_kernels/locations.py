@@ -114,6 +114,11 @@ class Locations(threading.local):
                 return found[0]
         return None
 
+    def has(self, key: str) -> bool:
+        """Whether the model has a tensor of this name."""
+        live = self._destination() if self._destination is not None else None
+        return live is not None and key in live
+
     def find(self, key: str) -> Match | None:
         """The parameter that checkpoint key ``key`` belongs to, or None.
 

@@ -57,8 +57,9 @@ def norm_arguments(arguments: Arguments) -> tuple[int | None, float]:
     """
     args, kwargs = arguments
     named = next((kwargs[n] for n in flavours.EPS_NAMES if n in kwargs), 1e-6)
-    if not kwargs.keys() - set(flavours.EPS_NAMES) and len(args) <= 1 and all(isinstance(arg, float) for arg in args):
-        return None, args[0] if args else named
+    given = [*args, *kwargs.values()]
+    if len(given) == 1 and isinstance(given[0], float) and set(kwargs) <= set(flavours.EPS_NAMES):
+        return None, given[0]
     size = args[0] if args else next((kwargs[name] for name in SIZE_NAMES if name in kwargs), None)
     if not isinstance(size, int):
         raise ValueError(
