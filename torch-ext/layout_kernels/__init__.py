@@ -30,6 +30,8 @@ __all__ = [
     "undo",
     "kernel_plugins",
     "layers",
+    "numerics",
+    "benchmark",
 ]
 
 _HOMES = {
@@ -53,7 +55,7 @@ _HOMES = {
     "apply_default_kernels": ".kernel_plugins.interface",
     "undo": ".kernel_plugins.interface",
 }
-_SUBMODULES = ("layers", "kernel_plugins")
+_SUBMODULES = ("layers", "kernel_plugins", "numerics", "benchmark")
 
 
 def __getattr__(name: str) -> Any:
