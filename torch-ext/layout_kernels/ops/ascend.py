@@ -2,6 +2,9 @@
 
 Facts of the pages aclnnRmsNorm, aclnnRmsNormGrad, aclnnGemmaRmsNorm, aclnnSwiGlu and aclnnSwiGluGrad of CANN's ops-nn,
 and of torch_npu 2.14.0's own texts on its operators. Importing this loads torch, not torch_npu.
+
+The `npu` modules set no device: torch_npu's wrapper of each operator sets that of its first tensor (in its wheel,
+torchnpugen/custom_functions.py), as torch does for its own. They launch on the current stream and never wait for it.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ def is_limited(device: torch.device) -> bool:
 
 
 def has_gemma_rms_norm(device: torch.device) -> bool:
-    """Whether this product has the norm that scales by one plus the weight: Atlas A2 and A3."""
-    return not is_limited(device) and _product(device.index).startswith(_GEMMA)
+    """Whether a product that `takes` lets through has the norm that scales by one plus the weight: Atlas A2 and A3."""
+    return _product(device.index).startswith(_GEMMA)
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
