@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from torchao.quantization import Int8WeightOnlyConfig
 
 from tests.support.loads import Loading, load, process_state, ref
 from tests.support.tiny import FAMILIES, LAYERS, Family, _causal, save_family, tokens
@@ -167,3 +168,20 @@ def test_versions_that_do_not_go_together_name_the_pair_to_install(
         pass
     assert transformers in str(caught.value)
     assert kernels in str(caught.value)
+
+
+def test_a_quantised_load_is_right_for_norms_and_refused_for_merged_products(loading: Loading, llama: Path) -> None:
+    quantised = {"quantization_config": tf.TorchAoConfig(Int8WeightOnlyConfig()), "dtype": torch.bfloat16}
+    expected = load(LLAMA, llama, None, **quantised)(tokens()).logits
+    with loading():
+        model = load(LLAMA, llama, {"RMSNorm": ref("CustomRMSNorm")}, **quantised)
+    assert torch.equal(model(tokens()).logits, expected)
+    for mapping in ({FUSION: ref("RMSNormMLP")}, {"LlamaMLP": ref("GatedMLP")}):
+        with loading(), pytest.raises((ValueError, RuntimeError), match=r"quantised|conversion of the weights"):
+            load(LLAMA, llama, mapping, **quantised)
+
+
+def test_a_load_under_zero3_is_refused(loading: Loading, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.integrations.is_deepspeed_zero3_enabled", lambda: True)
+    with loading(), pytest.raises(ValueError, match="ZeRO-3"):
+        load(LLAMA, llama, {"RMSNorm": ref("CustomRMSNorm")})

@@ -59,15 +59,30 @@ def owner_of(model: torch.nn.Module, full_name: str) -> tuple[Layout, str, Rule]
     raise ValueError(f"{full_name!r} is not a parameter of a layout of this model")
 
 
+def why_not_merge(model: torch.nn.Module) -> str | None:
+    """Why products of ``model`` must stay as the checkpoint has them, or None."""
+    if getattr(model, "is_quantized", False):
+        return "the model is loaded quantised, and its quantiser names gate_proj, up_proj and down_proj themselves"
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        return (
+            "the model is loaded tensor-parallel, and its plan shards gate_proj, up_proj and down_proj: the merged "
+            "weights would stay whole on every rank"
+        )
+    return None
+
+
 def verify_all(model: torch.nn.Module) -> None:
     """Have every layout of ``model`` checked, also those to which no checkpoint tensor leads.
 
     The model also learns to load state dicts in the stock model's names, as a Trainer does when it resumes.
     """
     accept_original_state_dicts(model)
+    reason = why_not_merge(model)
     for path, module in model.named_modules():
         if getattr(module, "is_layout", False):
             layout: Any = module
+            if reason is not None and hasattr(layout, "down_proj"):
+                layout.refuse(f"{reason}. Use a norm layer alone for such a load")
             layout.verify(model, path)
 
 

@@ -57,6 +57,10 @@ class Layout(nn.Module):
         try:
             fill()
             if patching.patch_mapping():  # a load, not kernels applied to a live model
+                if patching.zero3_enabled():
+                    raise ValueError(
+                        "DeepSpeed ZeRO-3 loads weights without converting them; apply kernels afterwards"
+                    )
                 patching.keep_fused_parents_whole()
                 patching.register_everywhere(list.copy(self.conversion_mapping))
         except Exception as error:  # noqa: BLE001 raised by finish_loading, see the class docstring

@@ -99,6 +99,15 @@ def children_of_fused_parent(parent: nn.Module) -> tuple[str, ...] | None:
     return tuple(names) if names else None
 
 
+def zero3_enabled() -> bool:
+    """Whether transformers loads under DeepSpeed ZeRO-3, which partitions weights before any conversion."""
+    if _monkey_patching is None:
+        return False
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    return bool(is_deepspeed_zero3_enabled())
+
+
 def unfused_class(cls: type) -> type:
     """The class that transformers made ``cls``, a ``Fused<Parent>``, from; any other class as it is."""
     init = cls.__dict__.get("__init__")

@@ -31,16 +31,18 @@ def default_order(kernel_id: str) -> tuple[int, str]:
 
 def _touched(module: nn.Module) -> str | None:
     """Why ``module`` cannot be exchanged without losing what was done to it, or None."""
-    for part in module.modules():
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-            return "it has hooks, which would be lost"
-        if "forward" in vars(part) and not getattr(vars(part)["forward"], "is_linear_forward", False):
-            return "its forward was replaced (offloaded, or another kernel)"
+    parts_of_it = list(module.modules())
+    for part in parts_of_it:
         for parameter in part.parameters(recurse=False):
             if parameter.is_meta:
                 return "its weights are not in memory (offloaded)"
             if type(parameter) is not nn.Parameter:
                 return f"its weights are {type(parameter).__name__} (quantised or sharded)"
+    for part in parts_of_it:
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            return "it has hooks, which would be lost"
+        if "forward" in vars(part) and not getattr(vars(part)["forward"], "is_linear_forward", False):
+            return "its forward was replaced (offloaded, tensor-parallel, or another kernel)"
     return None
 
 
