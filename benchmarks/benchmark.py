@@ -1,12 +1,13 @@
 """Workloads for `kernels benchmark .`, in its own format: it loads the built kernel, checks and times each.
 
-`kernels` runs this file alone, against the built kernel, and compares with an absolute tolerance of 0.01: hence float32,
-inputs from the built kernel's own `numerics`, and PyTorch's operators to compare with. Numbers to be relied on come from
-`python -m layout_kernels.benchmark`, which this does not replace.
+`kernels` runs this file alone, against the built kernel, and compares with an absolute tolerance of 0.01: hence
+float32, inputs from the built kernel's own `numerics`, and PyTorch's operators to compare with. Numbers to be relied
+on come from `python -m layout_kernels.benchmark`, which this does not replace.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 
 class _Workload:
-    """One operation of the kernel on the arguments of one of its cases. `kernels` would run a subclass of Benchmark."""
+    """One operation of the kernel on the arguments of one of its cases; no Benchmark, which `kernels` would run."""
 
     seed = 0
     kernel: Any
@@ -23,8 +24,8 @@ class _Workload:
 
     def _prepare(self, operation: str, shape: tuple[int, ...], **settings: Any) -> None:
         """The arguments of a case, as the kernel's own numerics makes them, on the benchmark's device."""
-        suite = getattr(self.kernel.numerics, operation)
-        made = suite.arguments(self.kernel.numerics.cases.Case(shape, "float32", settings=settings))
+        suite = import_module(f"{self.kernel.__name__}.numerics.{operation}")
+        made = suite.arguments(suite.Case(shape, "float32", settings=settings))
         self.arguments = [value.to(self.device) if isinstance(value, torch.Tensor) else value for value in made]
         self.function = getattr(self.kernel, operation)
         self.out = self.function(*self.arguments)
