@@ -17,6 +17,7 @@ OPERATIONS = {
     "FP32RMSNorm": ("rms_norm",),
     "ZeroCenteredRMSNorm": ("rms_norm",),
     "RMSNorm": ("rms_norm",),
+    "RMSNormGated": ("gated_rms_norm",),
     "GatedMLP": ("gated_activation",),
     "RMSNormMLP": ("rms_norm_mlp",),
     "RMSNormMLPRMSNorm": ("rms_norm_mlp", "rms_norm"),
