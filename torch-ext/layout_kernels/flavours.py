@@ -7,6 +7,7 @@ apart, and its results are compared bit for bit with ``ops/*/reference.py``. An 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,6 +91,9 @@ def _compare_norm(module: Any, eps: float) -> str | None:
 def _find_norm(module: nn.Module) -> NormFinding:
     name = type(module).__name__
     eps = eps_of(module)
+    taken = list(inspect.signature(type(module).forward).parameters)[1:]
+    if len(taken) != 1:
+        return NormFinding(None, reason=f"{name}.forward takes {taken}, expected one tensor")
     if eps is None:
         return NormFinding(None, reason=f"{name} has none of the attributes {list(EPS_NAMES)} that hold epsilon")
     weight = getattr(module, "weight", None)

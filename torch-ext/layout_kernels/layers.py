@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import flavours, parts
+from . import flavours, gated, parts
 from .layout import Layout
 from .locations import Rule
 from .ops.gated_activation import gated_activation
+from .ops.gated_rms_norm import gated_rms_norm
 from .ops.linear import linear
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm_mlp import rms_norm_mlp
@@ -138,6 +139,19 @@ class RMSNorm(nn.Module):
         return rms_norm(hidden_states, self.weight, getattr(self, eps_name), flavour)
 
 
+class RMSNormGated(nn.Module):
+    """RMSNorm with a gate, for the hub name "RMSNormGated"; what the module's class computes is found by running it."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self: Any, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Gated RMSNorm of the last dimension; ``gate`` has the shape of ``hidden_states``."""
+        flavour, order, group_size, activation, eps_name = gated.class_arguments(self)
+        eps = getattr(self, eps_name)
+        return gated_rms_norm(hidden_states, gate, self.weight, eps, flavour, order, group_size, activation)
+
+
 class Linear(nn.Module):
     """The product of ``nn.Linear``, for layers of a model that no other layer of this package holds.
 
@@ -203,8 +217,8 @@ class GatedMLPLayout(Layout):
 class RMSNormMLP(nn.Module):
     """``down_proj(act_fn(gate) * up)`` of a normalised input, ``gate_up_proj(rms_norm(x))``, in one operation.
 
-    The operation reads the weights, so it runs only where both products are plain ``nn.Linear``; where one is
-    offloaded, wrapped or quantised, the norm, the two modules and the activation run one after the other.
+    The operation reads the weights, so it runs only where both products are plain ``nn.Linear``; else (offloaded,
+    wrapped, quantised) norm, modules and activation run one after the other.
     """
 
     can_torch_compile = True

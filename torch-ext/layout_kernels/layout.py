@@ -16,10 +16,13 @@ class Rules(list[Any]):
     """A layout's ``conversion_mapping``. Reading it is the moment to look at the ``KernelConfig`` that asks for it."""
 
     def __iter__(self) -> Iterator[Any]:
-        mapping, model = patching.requested_kernels()
-        reason = patching.conflicting_keys(mapping, model) if model is not None else None
-        if reason is not None:
-            raise ValueError(f"This KernelConfig cannot work: {reason}")
+        request = patching.requested_kernels()
+        if request is not None and request.model is not None:
+            reason = patching.conflicting_keys(request.mapping, request.model)
+            if reason is not None:
+                raise ValueError(f"This KernelConfig cannot work: {reason}")
+        if request is not None and request.model_type:
+            patching.register_under(request.model_type, list.copy(self))
         return super().__iter__()
 
 

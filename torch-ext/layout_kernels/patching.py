@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -115,12 +116,23 @@ def unfused_class(cls: type) -> type:
     return cls.__bases__[0] if is_fused else cls
 
 
-def requested_kernels() -> tuple[dict[Any, Any], nn.Module | None]:
-    """The mapping of the ``KernelConfig`` that transformers is registering now, further up the call stack; else {}.
+@dataclass(frozen=True)
+class Request:
+    """A ``KernelConfig`` that transformers is registering: its mapping, and for which model.
 
-    With it the model on the meta device that transformers looks tuple keys up in; None before the first of them.
-    transformers shows neither to anybody, and patches by class name, so that of two keys that exclude each other one
-    is dropped without a word. A version that names its variables otherwise only loses the early and clear message.
+    ``model`` is the model on the meta device that transformers looks tuple keys up in; None before the first of them.
+    """
+
+    mapping: dict[Any, Any]
+    model: nn.Module | None
+    model_type: str | None
+
+
+def requested_kernels() -> Request | None:
+    """What transformers is registering now, further up the call stack, or None.
+
+    transformers shows it to nobody, and patches by class name, so that of two keys that exclude each other one is
+    dropped without a word. A version that names its variables otherwise only loses the early and clear message.
     """
     frame = inspect.currentframe()
     for _ in range(6):
@@ -128,8 +140,27 @@ def requested_kernels() -> tuple[dict[Any, Any], nn.Module | None]:
         if frame is not None and frame.f_code.co_name == "register_kernel_replacements_and_fusions":
             mapping = getattr(frame.f_locals.get("kernel_config"), "kernel_mapping", {})
             model = frame.f_locals.get("meta_model")
-            return mapping if isinstance(mapping, dict) else {}, model if isinstance(model, nn.Module) else None
-    return {}, None
+            return Request(
+                mapping if isinstance(mapping, dict) else {},
+                model if isinstance(model, nn.Module) else None,
+                getattr(frame.f_locals.get("config"), "model_type", None),
+            )
+    return None
+
+
+def register_under(model_type: str, rules: list[Any]) -> None:
+    """Add ``rules`` to the conversion entry of ``model_type``, the config's own.
+
+    transformers registers the rules of a layout under the type of the model class's config and looks them up under
+    the type of the config itself; where a family borrows another's classes (GLM-GA those of GLM-4.6V) they differ.
+    """
+    if _conversion_mapping is None:
+        return
+    _conversion_mapping.get_checkpoint_conversion_mapping("")  # builds the table on first use
+    table: dict[str, Any] = _conversion_mapping._checkpoint_conversion_mapping_cache or {}
+    entry = table.get(model_type) or []
+    if not any(type(rule) is type(rules[0]) for rule in entry):
+        table[model_type] = [*entry, *rules]
 
 
 def register_everywhere(rules: list[Any]) -> None:

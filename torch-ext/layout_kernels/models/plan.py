@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import blocks, flavours, parts
+from .. import blocks, flavours, gated, parts
 from .trial import refusals
 
 Key = str | tuple[tuple[str, str], ...]
@@ -132,17 +132,24 @@ def _norm_entries(model: nn.Module) -> Iterator[Entry]:
         if is_norm(module):
             by_class.setdefault(type(module), []).append((path, module))
     for cls, members in by_class.items():
-        findings = {flavours.norm_flavour(module) for _, module in members}
-        names = {finding.flavour for finding in findings}
-        layer = parts.LAYER_OF.get(next(iter(names)) or "") if len(names) == 1 else None
-        reason = (
-            "; ".join(sorted({f.reason for f in findings if f.reason}))
-            or f"instances compute {sorted(map(str, names))}"
-        )
+        layer, reason = (_gated_layer if gated.takes_gate(members[0][1]) else _norm_layer)([m for _, m in members])
+        key = None if layer is None else gated.HUB_NAME if layer == gated.HUB_NAME else _class_key(cls)
         for pattern, count in Counter(pattern_of(path) for path, _ in members).items():
-            yield Entry(
-                pattern, cls.__name__, count, layer, _class_key(cls) if layer else None, "" if layer else reason
-            )
+            yield Entry(pattern, cls.__name__, count, layer, key, reason)
+
+
+def _norm_layer(modules: list[nn.Module]) -> tuple[str | None, str]:
+    """The layer for the norms of one class, or None and why there is none."""
+    findings = {flavours.norm_flavour(module) for module in modules}
+    names = {finding.flavour for finding in findings}
+    layer = parts.LAYER_OF.get(next(iter(names)) or "") if len(names) == 1 else None
+    reasons = sorted({finding.reason for finding in findings if finding.reason})
+    return layer, "" if layer else "; ".join(reasons) or f"instances compute {sorted(map(str, names))}"
+
+
+def _gated_layer(modules: list[nn.Module]) -> tuple[str | None, str]:
+    reasons = sorted({reason for module in modules if (reason := gated.why_not_bound(module))})
+    return None if reasons else gated.HUB_NAME, "; ".join(reasons)
 
 
 def is_mlp(module: nn.Module) -> bool:

@@ -19,6 +19,7 @@ OPERATIONS = {
     "RMSNorm": ("rms_norm",),
     "RMSNormGated": ("gated_rms_norm",),
     "GatedMLP": ("gated_activation",),
+    "Linear": ("linear",),
     "RMSNormMLP": ("rms_norm_mlp",),
     "RMSNormMLPRMSNorm": ("rms_norm_mlp", "rms_norm"),
 }

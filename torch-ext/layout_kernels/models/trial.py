@@ -20,7 +20,9 @@ def _patches(model: nn.Module, mapping: dict[Key, str]) -> dict[str, type]:
 
     found: dict[str, type] = {}
     for key, layer in mapping.items():
-        layout = getattr(layers, f"{layer}Layout")
+        layout = getattr(layers, f"{layer}Layout", None)
+        if layout is None:
+            continue  # a stateless layer, which replaces no class
         if isinstance(key, str):
             found[key] = layout
             continue
@@ -61,6 +63,7 @@ def refusals(cls: Any, config: Any, mapping: dict[Key, str]) -> dict[Key, str]:
     from transformers.monkey_patching import apply_patches, register_patch_mapping
 
     found: dict[Key, str] = {}
+    placed: set[Key] = set()
     with kernel_loading():
         with torch.device("meta"):
             stock = cls(config)
@@ -71,8 +74,20 @@ def refusals(cls: Any, config: Any, mapping: dict[Key, str]) -> dict[Key, str]:
         conversion.verify_all(model)
         for path, module in model.named_modules():
             layout: Any = module
-            if getattr(module, "is_layout", False) and layout.refusal is not None:
-                key = _key_of(layout, path, model, mapping)
-                if key is not None:
+            key = _key_of(layout, path, model, mapping) if getattr(module, "is_layout", False) else None
+            if key is not None:
+                placed.add(key)
+                if layout.refusal is not None:
                     found.setdefault(key, layout.refusal)
+    for key, layer in mapping.items():
+        if key not in placed and hasattr(layers, f"{layer}Layout"):
+            found.setdefault(key, _out_of_reach(key))
     return found
+
+
+def _out_of_reach(key: Key) -> str:
+    what = "the class" if isinstance(key, str) else f"the class of {key[0][1].rpartition('.')[0]}"
+    return (
+        f"transformers patches a class by its name in the modeling file, and {what} is taken from a table or from "
+        "elsewhere there, so no layer was put in its place"
+    )
