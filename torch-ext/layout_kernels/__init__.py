@@ -28,6 +28,7 @@ __all__ = [
     "apply_kernel",
     "apply_default_kernels",
     "undo",
+    "verify",
     "kernel_plugins",
     "layers",
     "numerics",
@@ -54,6 +55,7 @@ _HOMES = {
     "apply_kernel": ".kernel_plugins.interface",
     "apply_default_kernels": ".kernel_plugins.interface",
     "undo": ".kernel_plugins.interface",
+    "verify": ".verification",
 }
 _SUBMODULES = ("layers", "kernel_plugins", "numerics", "benchmark")
 

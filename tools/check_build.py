@@ -1,0 +1,74 @@
+"""Check a build against the rules of a Hub kernel: `make check-build`, or `python -m tools.check_build [FOLDER]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.project import ROOT, read_project
+from tools.publishing import loaded, rules
+from tools.publishing.rules import BuildUnderTest
+
+Rule = Callable[[BuildUnderTest], list[str]]
+RULES: dict[str, Rule] = {
+    "metadata and digest valid": rules.metadata_and_digest,
+    "no bytecode": rules.no_bytecode,
+    "relative imports only": rules.relative_imports,
+    "allowed dependencies": rules.allowed_dependencies,
+    "literal __all__": rules.literal_all,
+    "layers exposed": rules.layers_exposed,
+    "operator names from _ops": rules.namespaced_operators,
+    "abi3 and manylinux limits": rules.abi_limits,
+    "public names only added": rules.names_only_added,
+    "loads without GPU, Triton, torch_npu, transformers": loaded.imports_bare,
+    "operators lie under the id": loaded.operators_under_the_id,
+    "layers accepted by kernels' validator": loaded.layers_pure,
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rule says of a build: it is kept when there are no problems."""
+
+    rule: str
+    problems: tuple[str, ...]
+
+
+def check(folder: Path, only: list[str] | None = None, say: Callable[[str], None] = lambda _: None) -> list[Verdict]:
+    """Hold the variants below `folder` against every rule, or those named in `only`."""
+    build = BuildUnderTest(read_project(), folder)
+    verdicts = []
+    for name in RULES if only is None else only:
+        say(name)
+        verdicts.append(Verdict(name, tuple(RULES[name](build))))
+    return verdicts
+
+
+def print_verdicts(verdicts: list[Verdict]) -> bool:
+    """Print each rule with its verdict; returns whether all are kept."""
+    width = max(len(verdict.rule) for verdict in verdicts)
+    for verdict in verdicts:
+        print(f"  {verdict.rule.ljust(width)}  {'broken' if verdict.problems else 'kept'}")
+        for problem in verdict.problems:
+            print(f"      {problem}")
+    broken = sum(bool(verdict.problems) for verdict in verdicts)
+    print(f"check-build: {len(verdicts) - broken} rules kept, {broken} broken")
+    return not broken
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.check_build", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "build", help="default: build")
+    parser.add_argument("--record", action="store_true", help="add new public names to the record of this version")
+    options = parser.parse_args(arguments)
+    if options.record:
+        rules.record_names(BuildUnderTest(read_project(), options.folder))
+    return 0 if print_verdicts(check(options.folder)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

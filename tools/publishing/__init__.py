@@ -1,0 +1,1 @@
+"""The parts of `make publish`: what would change on the Hub, and changing it."""
