@@ -18,6 +18,7 @@ from tests.support.loads import load, process_state, ref
 from tests.support.tiny import FAMILIES, TEXT, Family, _causal, randomise, save_family, tokens
 
 NORM, MLP, BLOCK = "cpu_fused_rmsnorm", "cpu_fused_swiglu", "cpu_fused_rmsnorm_mlp"
+LINEAR = "cpu_linear"
 FAMILY = {
     "llama": FAMILIES["llama"],
     "qwen3": FAMILIES["qwen3"],
@@ -49,7 +50,7 @@ def snapshot(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(FAMILY))
-@pytest.mark.parametrize("ids", [NORM, MLP, BLOCK, f"{NORM},{BLOCK}", f"{BLOCK},{NORM}", "auto"])
+@pytest.mark.parametrize("ids", [NORM, MLP, BLOCK, f"{NORM},{BLOCK}", f"{BLOCK},{NORM}", LINEAR, "auto"])
 def test_results_names_and_undo(name: str, ids: str, tmp_path: Path) -> None:
     model = built(name)
     if name == "olmo2" and BLOCK in ids:

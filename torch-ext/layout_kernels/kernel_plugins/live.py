@@ -13,10 +13,10 @@ from ..flavours import norm_flavour
 from ..models.plan import chain_of, is_mlp, is_norm
 from ..state import accept_original_state_dicts, refuse_original_state_dicts
 from . import optimizers, saving
-from .swaps import Swap, meta_twin
+from .swaps import Binding, Swap, meta_twin
 
 APPLIED = "_layout_kernels_applied"
-Found = tuple[list[Swap], list[str]]
+Found = tuple[list[Any], list[str]]  # exchanges (Swap or Binding), and why other modules get none
 FUSED = {2: layers.RMSNormMLPLayout, 3: layers.RMSNormMLPRMSNormLayout}
 
 
@@ -25,8 +25,9 @@ class NothingMatchedError(RuntimeError):
 
 
 def default_order(kernel_id: str) -> tuple[int, str]:
-    """Blocks before their parts: a norm or an MLP that is left over then gets a layer of its own."""
-    return (0 if kernel_id.endswith("rmsnorm_mlp") else 1, kernel_id)
+    """Blocks before their parts: a norm, an MLP or a product that is left over then gets a layer of its own."""
+    rank = 0 if kernel_id.endswith("rmsnorm_mlp") else 2 if kernel_id.endswith("linear") else 1
+    return (rank, kernel_id)
 
 
 def _touched(module: nn.Module) -> str | None:
@@ -133,6 +134,16 @@ def find_blocks(model: nn.Module) -> Found:
     return swaps, reasons
 
 
+def find_linears(model: nn.Module) -> Found:
+    """Plain ``nn.Linear`` modules, those inside of layouts left out: a fused layer reads their weights itself."""
+    inside = {
+        id(child) for layout in model.modules() if getattr(layout, "is_layout", False) for child in layout.modules()
+    }
+    plain = [m for m in model.modules() if type(m) is nn.Linear and id(m) not in inside and "forward" not in vars(m)]
+    found = [Binding(module, layers.Linear) for module in plain if parts.is_plain_linear(module)]
+    return found, [] if found else ["it has no plain nn.Linear"]
+
+
 def shared_parameters(model: nn.Module) -> set[int]:
     """Ids of parameters that two modules hold, or that belong to a module which stands at two places."""
     seen: dict[int, int] = {}
@@ -179,8 +190,8 @@ def _refuse_holders(parameters: list[Any], optimizer: Any, what: str) -> None:
         )
 
 
-def _exchange(swaps: list[Swap], optimizer: Any) -> None:
-    done: list[Swap] = []
+def _exchange(swaps: list[Any], optimizer: Any) -> None:
+    done: list[Any] = []
     try:
         for swap in swaps:
             swap.do(optimizer)

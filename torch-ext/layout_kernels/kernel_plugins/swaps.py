@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 import torch
@@ -129,3 +130,30 @@ class Swap:
     def merged_parameters(self) -> Sequence[nn.Parameter]:
         """Parameters of the layout that exist only because of the exchange."""
         return () if self.mlp() is None or self.layout.packed else tuple(self.layout.gate_up_proj.parameters())
+
+
+@dataclass
+class Binding:
+    """The forward of ``layer`` on one live module, which keeps its class and its parameters."""
+
+    module: Any
+    layer: type[nn.Module]
+
+    def to_merge(self) -> list[tuple[str, list[nn.Parameter]]]:
+        """Nothing: see :meth:`Swap.to_merge`."""
+        return []
+
+    def merged_parameters(self) -> Sequence[nn.Parameter]:
+        """None: see :meth:`Swap.merged_parameters`."""
+        return ()
+
+    def check(self, optimizer: Any) -> None:
+        """There is nothing to lose."""
+
+    def do(self, optimizer: Any) -> None:  # noqa: ARG002
+        """Bind the layer's forward."""
+        self.module.forward = MethodType(self.layer.forward, self.module)
+
+    def back(self, optimizer: Any) -> None:  # noqa: ARG002
+        """The class's own forward again."""
+        vars(self.module).pop("forward", None)
