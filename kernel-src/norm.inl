@@ -2,9 +2,19 @@
 
 namespace {
 
+// 64-bit division takes as long as a short row: it is left to what needs it.
 LK_INLINE int64_t offset_of_row(const Rows& rows, int64_t r) {
-  int64_t inner = r % rows.size[2], rest = r / rows.size[2];
-  return (rest / rows.size[1]) * rows.stride[0] + (rest % rows.size[1]) * rows.stride[1] + inner * rows.stride[2];
+  if (rows.size[0] * rows.size[1] == 1) return r * rows.stride[2];
+  int64_t rest, middle;
+  if (r <= UINT32_MAX && rows.size[2] <= UINT32_MAX && rows.size[1] <= UINT32_MAX) {
+    rest = (uint32_t)r / (uint32_t)rows.size[2];
+    middle = (uint32_t)rest / (uint32_t)rows.size[1];
+  } else {
+    rest = r / rows.size[2];
+    middle = rest / rows.size[1];
+  }
+  int64_t inner = r - rest * rows.size[2];
+  return middle * rows.stride[0] + (rest - middle * rows.size[1]) * rows.stride[1] + inner * rows.stride[2];
 }
 
 // Calls body(i, n): n is W but for the last part of a row.

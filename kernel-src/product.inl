@@ -48,6 +48,14 @@ LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename
   VF acc[MR][NR] = {};
   int64_t i = 0;
   for (; i + E::step <= k; i += E::step) {
+    // Ask for the rows that come next, for a row ends before the processor sees that it is read in order. Of a panel
+    // nothing is asked, it is in the cache. A prefetch may name memory behind the weight: it reads nothing there.
+    if (sizeof(typename E::Weight) == 2) {
+#pragma GCC unroll 8
+      for (int n = 0; n < NR; ++n) {
+        __builtin_prefetch((const void*)((uintptr_t)(w + n * ldw + i) + (uintptr_t)(NR * ldw * 2)), 0, 2);
+      }
+    }
     typename E::Part wv[NR];
 #pragma GCC unroll 8
     for (int n = 0; n < NR; ++n) wv[n] = E::w(w + n * ldw + i);

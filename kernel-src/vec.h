@@ -166,9 +166,12 @@ LK_INLINE double sum_in_double(VF v) {
   Half half[2];
   memcpy(half, &v, sizeof v);
   VD d = __builtin_convertvector(half[0], VD) + __builtin_convertvector(half[1], VD);
-  double total = 0.0;
-  for (int64_t i = 0; i < W / 2; ++i) total += d[i];
-  return total;
+  double part[W / 2];
+  memcpy(part, &d, sizeof part);
+  for (int64_t n = W / 4; n > 0; n /= 2) {
+    for (int64_t i = 0; i < n; ++i) part[i] += part[i + n];
+  }
+  return part[0];
 }
 
 // e^x: split x = n ln 2 + r, a degree 6 polynomial in r, then the exponent. Relative error below 2 ulp; overflows to
