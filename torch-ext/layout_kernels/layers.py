@@ -70,7 +70,7 @@ class NormLayout(Layout):
         scale: Any = self.scale
         shape = None if scale is None else scale.shape
         finding, eps = parts.replaced_norm(type(self), parent, self.arguments, shape)
-        if finding.flavour != self.flavour:
+        if finding.flavour != self.flavour and (scale is not None or finding.flavour is None):
             raise parts.wrong_flavour(type(self).__name__.removesuffix("Layout"), finding, self.flavour)
         self.variance_epsilon = eps
 
@@ -140,7 +140,7 @@ class RMSNorm(nn.Module):
 
 
 class RMSNormGated(nn.Module):
-    """RMSNorm with a gate, for the hub name "RMSNormGated"; what the module's class computes is found by running it."""
+    """RMSNorm with a gate, for the hub name "RMSNormGated"; what the class computes is found by running it."""
 
     can_torch_compile = True
     has_backward = True

@@ -154,6 +154,7 @@ class Layout(nn.Module):
 
     def train(self, mode: bool = True) -> Layout:
         """``nn.Module.train``, which is where a load ends: see :meth:`finish_loading`."""
-        self.finish_loading()
+        if self.location or not self.awaits_weights:  # else a constructor calls it, as Blt's does, before the load
+            self.finish_loading()
         super().train(mode)
         return self

@@ -141,7 +141,10 @@ def _norm_entries(model: nn.Module) -> Iterator[Entry]:
 def _norm_layer(modules: list[nn.Module]) -> tuple[str | None, str]:
     """The layer for the norms of one class, or None and why there is none."""
     findings = {flavours.norm_flavour(module) for module in modules}
-    names = {finding.flavour for finding in findings}
+    with_weight = [module for module in modules if getattr(module, "weight", None) is not None]
+    # Without a weight the flavours are one.
+    names = {flavours.norm_flavour(module).flavour for module in with_weight or modules}
+    names |= {None for finding in findings if finding.flavour is None}
     layer = parts.LAYER_OF.get(next(iter(names)) or "") if len(names) == 1 else None
     reasons = sorted({finding.reason for finding in findings if finding.reason})
     return layer, "" if layer else "; ".join(reasons) or f"instances compute {sorted(map(str, names))}"

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from .. import conversion, layers, patching
+from ..layout import Layout
 from .loading import kernel_loading
+from .names import saved_names, unreached
 
 Key = str | tuple[tuple[str, str], ...]
 
@@ -67,18 +69,22 @@ def refusals(cls: Any, config: Any, mapping: dict[Key, str]) -> dict[Key, str]:
     with kernel_loading():
         with torch.device("meta"):
             stock = cls(config)
+        names = saved_names(stock)
         register_patch_mapping(_patches(stock, mapping), overwrite=True)
         with apply_patches(), torch.device("meta"):
             model = cls(config)
+        patching.register_under(config.model_type, list.copy(Layout.conversion_mapping))
         model.state_dict()
         conversion.verify_all(model)
+        unfilled = unreached(names, model)
         for path, module in model.named_modules():
             layout: Any = module
             key = _key_of(layout, path, model, mapping) if getattr(module, "is_layout", False) else None
             if key is not None:
                 placed.add(key)
-                if layout.refusal is not None:
-                    found.setdefault(key, layout.refusal)
+                reason = layout.refusal or unfilled.get(path)
+                if reason is not None:
+                    found.setdefault(key, reason)
     for key, layer in mapping.items():
         if key not in placed and hasattr(layers, f"{layer}Layout"):
             found.setdefault(key, _out_of_reach(key))
