@@ -154,8 +154,9 @@ class Publishing:
         tag: str,
     ) -> None:
         self.steps.begin(f"upload to {self.branch}")
-        self.target.create_repository()
         commit = remote.commit
+        if commit is None:
+            self.target.create_repository()
         if change or commit is None:
             commit = self.target.upload(local, change, remote, f"Version {self.version}, {tag}")
             self.steps.say(f"{self.branch} is now {commit}")

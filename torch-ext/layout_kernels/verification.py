@@ -1,7 +1,7 @@
 """Compare downloaded variants of a kernel with the digest in their metadata, and with a signature where there is one.
 
-`kernels` 0.17.2 checks no contents when it loads: a body that was damaged or exchanged on the way stays in the cache and
-is run. The digest finds damage; only a signature finds an exchange by whoever can write metadata.json as well.
+`kernels` 0.17.2 checks no contents when it loads: a body that was damaged or exchanged on the way stays in the cache
+and is run. The digest finds damage; only a signature finds an exchange by whoever can write metadata.json as well.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def verify(
     Args:
         repo_id: "owner/name" on the Hub, whose files are looked for in the cache; or a folder of variants.
         revision: branch, tag or commit, for example "v1"; needed with "owner/name".
-        policies: who may have signed, as policies of `sigstore.verify.policy` or `kernels.verify`; one must hold. None:
-            the publishers that `kernels` trusts by default. Asked only where a variant has a bundle.
+        policies: who may have signed, as policies of `sigstore.verify.policy` or `kernels.verify`; one must hold.
+            None: the publishers that `kernels` trusts by default. Asked only where a variant has a bundle.
         require_signature: count a variant without signature as a problem.
 
     Returns:
@@ -110,7 +110,7 @@ def _folder(repo_id: str | Path, revision: str | None) -> Path:
 
 
 def _snapshot(repo_id: str, revision: str) -> Path:
-    """The folder of a revision in the cache. A branch is asked of the Hub, unless offline: then the cache must know it.
+    """The folder of a revision in the cache. What a branch is the Hub says, or offline the cache.
 
     `snapshot_download(local_files_only=True)` refuses what `kernels` leaves: one variant, by commit, without a branch.
     """
