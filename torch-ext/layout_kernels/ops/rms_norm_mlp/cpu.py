@@ -8,7 +8,8 @@ from torch.nn import functional
 from ...dispatch import register_kernel
 from ..gated_activation import ACTIVATIONS
 from ..gated_activation.cpu import gated_activation
-from ..native import operators
+from ..gated_activation.reference import activate
+from ..native import HALVES, operators
 from ..products import has_rows, is_ours, is_vector
 from ..rms_norm import FLAVOURS
 from ..rms_norm.cpu import rms_norm
@@ -55,5 +56,12 @@ def rms_norm_mlp(
             x, norm_weight, gate_up, down, eps, _FLAVOUR[flavour], _ACTIVATION[activation], gate_up_bias, down_bias
         )
     normed = rms_norm(x, norm_weight, eps, flavour).to(gate_up.dtype)
-    product = gated_activation(functional.linear(normed, gate_up, gate_up_bias), activation)
+    if gate_up.dtype in HALVES:
+        product = gated_activation(functional.linear(normed, gate_up, gate_up_bias), activation)
+    else:
+        # In full precision one product of double width is slower than two, by up to a sixth with few rows.
+        gate_weight, up_weight = gate_up.chunk(2, dim=0)
+        gate_bias, up_bias = (None, None) if gate_up_bias is None else gate_up_bias.chunk(2, dim=0)
+        gate = functional.linear(normed, gate_weight, gate_bias)
+        product = activate(gate, activation).mul_(functional.linear(normed, up_weight, up_bias))
     return functional.linear(product, down, down_bias).contiguous()
