@@ -11,6 +11,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Row numbers are 32 bits wide in the kernels (offsets are 64); a last tile may reach beyond the last row.
 MAX_ROWS = 2**31 - 2**16
 _ROW_DIMENSIONS = 3
+# Left to itself the assembler spills a few registers of some backwards to fit one more program on a multiprocessor.
+# Only NVIDIA's compiler knows the option, and it caps nothing where more than 16 warps leave 64 registers each.
+REGISTERS: dict[str, Any] = {} if torch.version.hip else {"maxnreg": 128}
 
 
 class Strides(NamedTuple):

@@ -29,15 +29,39 @@ def column_offsets(column, stride, UNIT: tl.constexpr):
 
 
 @triton.jit
-def reciprocal_root(value):
-    """1 / sqrt(value) to half an ulp: correctly rounded steps, and one step of Newton's with what they left over.
+def reciprocal_rms(squares, width, eps):
+    """1 / sqrt(squares / width + eps), for a sum of squares, nearly always correctly rounded; and what that leaves.
 
-    The approximate instruction is off by more than one ulp, and takes a value below the normal range for zero.
+    The approximate instruction is off by more than one ulp and takes values below the normal range for zero. So these
+    are lifted by 2^64, and a step of Newton's corrects it, which also brings in what the quotient and the sum with eps
+    round off. Divisions and roots that are rounded correctly would call slow paths, which costs registers.
     """
-    root = tl.div_rn(1.0, tl.sqrt_rn(value))
+    count = tl.zeros_like(squares) + width
+    inverse = 1.0 / count
+    mean = squares * inverse
+    rest = tl.fma(-mean, count, squares) * inverse
+    value = mean + eps
+    added = value - mean
+    rest += (mean - (value - added)) + (eps - added)
+    lift = tl.where(value < 1e-30, 18446744073709551616.0, 1.0)
+    value *= lift
+    root = tl.rsqrt(value)
     product = value * root
-    left = tl.fma(-product, root, 1.0) - tl.fma(value, root, -product) * root
-    return tl.where((value > 0.0) & (value < float("inf")), tl.fma(0.5 * left, root, root), root)
+    left = tl.fma(-product, root, 1.0) - tl.fma(value, root, -product) * root - rest * lift * root * root
+    step = 0.5 * left * root
+    regular = (value > 0.0) & (value < float("inf"))
+    back = tl.where(lift == 1.0, 1.0, 4294967296.0)
+    result = tl.where(regular, root + step, root)
+    return result * back, tl.where(regular, step - (result - root), 0.0) * back
+
+
+@triton.jit
+def normalise(x, rstd, low, dtype: tl.constexpr):
+    """x / rms in float32, with what rounding left of 1 / rms where the result shows it."""
+    if dtype == tl.float32:
+        return tl.fma(x, rstd, x * low)
+    else:
+        return x * rstd
 
 
 @triton.jit

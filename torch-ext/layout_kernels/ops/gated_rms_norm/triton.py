@@ -16,7 +16,7 @@ import triton.language as tl
 from ...dispatch import register_kernel
 from .. import triton_launch as host
 from ..rms_norm.triton import reduce_partials
-from ..triton_parts import activate, column_offsets, reciprocal_root, row_offsets, slope
+from ..triton_parts import activate, column_offsets, reciprocal_rms, row_offsets, slope
 from . import BACKWARD_CONTRACT, CONTRACT, reference
 from .operator import result_dtype
 
@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
     warps: int
 
 
-# Elements of a tile, as in rms_norm: 16 a thread forward and 8 to 16 backward, where three tensors are read; and the
+# Elements of a tile, as in rms_norm: 8 to 16 a thread, of each of two or three tensors; and the
 # widest group that stays in registers, backward by the bytes of an element of the widest tensor.
 _FORWARD_ELEMENTS = 2048
 _BACKWARD_ELEMENTS = 1024
@@ -49,7 +49,7 @@ def forward_tiles(group: int) -> Tiles:
     """The tiles of the forward for groups of `group` elements."""
     columns = host.power_of_two(group)
     rows = max(1, _FORWARD_ELEMENTS // columns)
-    return Tiles(rows, columns, min(16, max(4, rows * columns // 512)))
+    return Tiles(rows, columns, min(16, max(4, rows * columns // 256)))
 
 
 def backward_tiles(group: int) -> Tiles:
@@ -94,7 +94,7 @@ def forward(
     opened = activate(tl.load(gate_tile, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
     if GATE_FIRST:
         x *= opened
-    rstd = reciprocal_root(tl.sum(x * x, axis=1) / group_size + eps)
+    rstd, _ = reciprocal_rms(tl.sum(x * x, axis=1), group_size, eps)
     scale = x  # read where there is a weight only
     if weight_ptr is not None:
         scale = tl.load(weight_ptr + column.to(tl.int64) * stride_weight, mask=inside, other=0.0).to(tl.float32)[
@@ -135,7 +135,8 @@ def backward(
         grad, gate = grad.to(tl.float32), gate.to(tl.float32)
         opened = activate(gate, ACTIVATION)
         normalised = x * opened if GATE_FIRST else x
-        rstd = reciprocal_root(tl.sum(normalised * normalised, axis=1) / group_size + eps)[:, None]
+        rstd, _ = reciprocal_rms(tl.sum(normalised * normalised, axis=1), group_size, eps)
+        rstd = rstd[:, None]
         # Where rstd is infinite, a masked element would be NaN and spoil the sums.
         normalised = tl.where(mask, normalised * rstd, 0.0)
         out = row.to(tl.int64)[:, None] * width + column[None, :]
@@ -260,7 +261,7 @@ def gated_rms_norm_backward(
     programs = host.blocks(lines.number, tiles.rows)
     partial = None
     if grad_weight is not None:
-        together = host.processors(x.device) * max(1, min(4, 32 // tiles.warps))
+        together = host.processors(x.device) * max(1, min(4, 16 // tiles.warps))
         programs = min(programs, max(1, together // groups))
         partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
     host.launch(
@@ -271,7 +272,7 @@ def gated_rms_norm_backward(
         FLAVOUR=flavour, GATE_FIRST=order == "gate_then_norm", ACTIVATION=activation, WIDER=_wider(x, weight),
         GRAD_UNIT=lines.strides[0].column == 1, X_UNIT=lines.strides[1].column == 1,
         GATE_UNIT=lines.strides[2].column == 1, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        num_warps=tiles.warps,
+        num_warps=tiles.warps, **(host.REGISTERS if tiles.warps > 8 else {}),
     )  # fmt: skip
     if partial is not None and grad_weight is not None:
         reduce_partials(partial, grad_weight)

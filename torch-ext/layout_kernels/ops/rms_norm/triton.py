@@ -19,7 +19,7 @@ import triton.language as tl
 
 from ...dispatch import register_kernel
 from .. import triton_launch as host
-from ..triton_parts import column_offsets, reciprocal_root, row_offsets
+from ..triton_parts import column_offsets, normalise, reciprocal_rms, row_offsets
 from . import BACKWARD_CONTRACT, CONTRACT, reference
 from .operator import result_dtype
 
@@ -106,9 +106,9 @@ def forward_held(
     start = row_offsets(row, middle, inner, stride_outer, stride_middle, stride_inner)
     raw = tl.load(x_ptr + start[:, None] + column_offsets(column, stride_column, UNIT)[None, :], mask=mask, other=0.0)
     x = raw.to(tl.float32)
-    rstd = reciprocal_root(tl.sum(x * x, axis=1) / width + eps)
+    rstd, low = reciprocal_rms(tl.sum(x * x, axis=1), width, eps)
     # From the raw tile again: in half precision that holds half the registers until here.
-    normalised = raw.to(tl.float32) * rstd[:, None]
+    normalised = normalise(raw.to(tl.float32), rstd[:, None], low[:, None], x_ptr.dtype.element_ty)
     if weight_ptr is not None:
         scale = tl.load(weight_ptr + column * stride_weight, mask=column < width, other=0.0).to(tl.float32)
         normalised = scaled(normalised, scale[None, :], x_ptr.dtype.element_ty, FLAVOUR)
@@ -135,7 +135,7 @@ def forward_looped(
             eviction_policy="evict_last",
         ).to(tl.float32)
         squares += x * x
-    rstd = reciprocal_root(tl.sum(squares, axis=0) / width + eps)
+    rstd, low = reciprocal_rms(tl.sum(squares, axis=0), width, eps)
     out_row = out_ptr + row.to(tl.int64) * width
     for begin in range(0, width, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
@@ -143,7 +143,7 @@ def forward_looped(
         x = tl.load(
             x_row + column_offsets(column, stride_column, UNIT), mask=mask, other=0.0, eviction_policy="evict_first"
         )
-        normalised = x.to(tl.float32) * rstd
+        normalised = normalise(x.to(tl.float32), rstd, low, x_ptr.dtype.element_ty)
         if weight_ptr is not None:
             scale = tl.load(weight_ptr + column.to(tl.int64) * stride_weight, mask=mask, other=0.0).to(tl.float32)
             normalised = scaled(normalised, scale, x_ptr.dtype.element_ty, FLAVOUR)
@@ -197,15 +197,15 @@ def backward_held(
     grad_outer, grad_middle, grad_inner, grad_column,
     x_outer, x_middle, x_inner, x_column, stride_weight, eps,
     FLAVOUR: tl.constexpr, GRAD_UNIT: tl.constexpr, X_UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    HOLD_SCALE: tl.constexpr, SUMS_HELD: tl.constexpr, FULL: tl.constexpr,
+    HOLD_SCALE: tl.constexpr, SUMS_HELD: tl.constexpr,
 ):  # fmt: skip
     """Every n-th tile of whole rows, n being the number of programs; a line of partial sums for each program.
 
     HOLD_SCALE keeps the scale in registers, SUMS_HELD the partial sums; where a row leaves no room for these, the
-    program adds to its line in memory, which stays in the L2 cache. FULL says that rows are as wide as the tile.
+    program adds to its line in memory, which stays in the L2 cache.
     """
     column = tl.arange(0, COLUMNS)
-    inside = column < COLUMNS if FULL else column < width
+    inside = column < width
     if HOLD_SCALE:
         scale = _scale(weight_ptr, column, inside, stride_weight, FLAVOUR)
     if partial_ptr is not None:
@@ -214,6 +214,7 @@ def backward_held(
             total = tl.zeros([ROWS, COLUMNS], tl.float32)
         else:
             tl.store(line, tl.zeros([COLUMNS], tl.float32), mask=inside)
+            tl.debug_barrier()  # zeros before sums, whichever threads they belong to
     for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = tile * ROWS + tl.arange(0, ROWS)
         mask = inside[None, :]
@@ -225,7 +226,8 @@ def backward_held(
         grad_tile += column_offsets(column, grad_column, GRAD_UNIT)[None, :]
         x = tl.load(x_tile, mask=mask, other=0.0).to(tl.float32)
         grad = tl.load(grad_tile, mask=mask, other=0.0).to(tl.float32)
-        rstd = reciprocal_root(tl.sum(x * x, axis=1) / width + eps)[:, None]
+        rstd, _ = reciprocal_rms(tl.sum(x * x, axis=1), width, eps)
+        rstd = rstd[:, None]
         # Where rstd is infinite, a masked element would be NaN and spoil the sums.
         normalised = tl.where(mask, x * rstd, 0.0)
         if partial_ptr is not None:
@@ -236,8 +238,8 @@ def backward_held(
             if SUMS_HELD:
                 total += added
             else:
-                tl.debug_barrier()  # what other threads of the program stored before is seen
-                tl.store(line, tl.load(line, mask=inside, other=0.0) + tl.sum(added, axis=0), mask=inside)
+                # Only this program adds to its line, and each thread row after row: the order is fixed.
+                tl.atomic_add(line, tl.sum(added, axis=0), mask=inside, sem="relaxed")
         if grad_x_ptr is not None:
             if HOLD_SCALE:
                 grad *= scale[None, :]
@@ -283,7 +285,7 @@ def backward_looped(
             if weight_ptr is not None:
                 grad *= _scale(weight_ptr, column, mask, stride_weight, FLAVOUR)
             products += grad * x
-    rstd = reciprocal_root(tl.sum(squares, axis=0) / width + eps)
+    rstd, _ = reciprocal_rms(tl.sum(squares, axis=0), width, eps)
     if rstd_ptr is not None:
         tl.store(rstd_ptr + row, rstd)
     if grad_x_ptr is not None:
@@ -347,16 +349,16 @@ def sum_partials(
 def reduce_partials(partial: torch.Tensor, out: torch.Tensor) -> None:
     """Write the column sums of `partial`, [lines, width] in float32, to `out`, [width]."""
     lines, width = partial.shape
-    columns = 64 if width >= 4096 else 16
+    rows, columns = (8, 256) if width >= 32768 else (32, 64) if width >= 4096 else (32, 16)
     host.launch(
         sum_partials, (host.blocks(width, columns),), out.device,
-        partial, out, lines, width, ROWS=32, COLUMNS=columns, num_warps=4,
+        partial, out, lines, width, ROWS=rows, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
 
 
 def backward_programs(rows: int, tiles: Tiles, device: torch.device) -> int:
     """How many programs share the rows: as many as run at once, so each leaves one line of partial sums."""
-    together = max(1, min(4, 32 // tiles.warps))
+    together = max(1, min(4, 16 // tiles.warps))
     return min(host.blocks(rows, tiles.rows), host.processors(device) * together)
 
 
@@ -418,7 +420,7 @@ def _backward_held(
         FLAVOUR=flavour, GRAD_UNIT=lines.strides[0].column == 1, X_UNIT=lines.strides[1].column == 1,
         ROWS=tiles.rows, COLUMNS=tiles.columns,
         HOLD_SCALE=weight is not None and tiles.columns <= 4096, SUMS_HELD=tiles.sums_held,
-        FULL=tiles.columns == width, num_warps=tiles.warps,
+        num_warps=tiles.warps, **host.REGISTERS,
     )  # fmt: skip
     if partial is not None and grad_weight is not None:
         reduce_partials(partial, grad_weight)

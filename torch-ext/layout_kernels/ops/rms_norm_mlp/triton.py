@@ -17,7 +17,7 @@ from .. import triton_launch as host
 from ..gated_activation.triton import gated_activation
 from ..rms_norm.operator import result_dtype
 from ..rms_norm.triton import rms_norm, scaled
-from ..triton_parts import activate, column_offsets, reciprocal_root, row_offsets
+from ..triton_parts import activate, column_offsets, reciprocal_rms, row_offsets
 from . import CONTRACT
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -44,7 +44,8 @@ def normed_gate_up(
         mask = there[:, None] & (column < width)[None, :]
         x = tl.load(x_rows + column_offsets(column, stride_column, UNIT)[None, :], mask=mask, other=0.0)
         squares += x.to(tl.float32) * x.to(tl.float32)
-    rstd = reciprocal_root(tl.sum(squares, axis=1) / width + eps)[:, None]
+    rstd, _ = reciprocal_rms(tl.sum(squares, axis=1), width, eps)
+    rstd = rstd[:, None]
 
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     known = output < size
