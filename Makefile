@@ -9,12 +9,13 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.requirements-installed
 export PYTHONPATH := torch-ext
 
-.PHONY: help venv demo test build lint format clean
+.PHONY: help venv demo test build sweep sweep-short lint format clean
 
 help:
 	@echo "make demo    a real language model with our layers beside the stock one"
 	@echo "make test    all tests"
 	@echo "make build   the Hub variants, in build/"
+	@echo "make sweep   all families of models, stock and with our layers; sweep-short a subset"
 	@echo "make lint    ruff, mypy, clang-format"
 	@echo "make format  rewrite the sources as make lint wants them"
 
@@ -40,6 +41,13 @@ test: $(STAMP)
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h' '*.hpp')
+
+# Every family of transformers with an RMSNorm, stock and with its plan; writes docs/models.md. About ten minutes.
+sweep: $(STAMP)
+	$(PY) -m tools.sweep --table docs/models.md $(SWEEP_ARGS)
+
+sweep-short: $(STAMP)
+	$(PY) -m tools.sweep --short $(SWEEP_ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -12,13 +12,13 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: nothing here needs the network
 
-from tools.build_variants import build  # noqa: E402
+from tools.build_variants import build
 
-from .compare import Result  # noqa: E402
-from .families import Family, families  # noqa: E402
-from .overrides import SHORT  # noqa: E402
-from .pool import run_all  # noqa: E402
-from .table import write_table  # noqa: E402
+from .compare import Result
+from .families import Family, families
+from .overrides import SHORT
+from .pool import run_all
+from .table import write_table
 
 QUIET = ("equal", "refused", "no norm", "outside")
 
@@ -26,7 +26,9 @@ QUIET = ("equal", "refused", "no norm", "outside")
 def summary(results: list[Result]) -> str:
     """The last line: ``sweep: E equal R refused 0 wrong 0 errors``, and what it does not count."""
     count = Counter(result.verdict for result in results)
-    counted = f"sweep: {count['equal']} equal {count['refused']} refused {count['wrong']} wrong {count['error']} errors"
+    counted = (
+        f"sweep: {count['equal']} equal {count['refused']} refused {count['wrong']} wrong {count['error']} errors"
+    )
     aside = {"unbuildable": "need another package", "no norm": "without RMSNorm", "outside": "outside its scope"}
     rest = [f"{count[verdict]} {words}" for verdict, words in aside.items() if count[verdict]]
     return "\n".join([*([f"not counted: {', '.join(rest)}"] if rest else []), counted])
@@ -38,7 +40,11 @@ def _show(result: Result, done: int, total: int, started: float) -> None:
     left = (time.monotonic() - started) / done * (total - done)
     bar = "#" * (30 * done // total)
     end = "\r" if sys.stdout.isatty() else "\n"
-    print(f"\r\033[K[{bar:30}] {done}/{total} {result.model_type} {result.verdict}, {left:.0f} s left", end=end, flush=True)
+    print(
+        f"\r\033[K[{bar:30}] {done}/{total} {result.model_type} {result.verdict}, {left:.0f} s left",
+        end=end,
+        flush=True,
+    )
 
 
 def _chosen(names: list[str], short: bool) -> list[Family]:

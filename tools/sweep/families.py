@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .overrides import MODELS
+
 HEADS = ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM")
 _NORM = re.compile(r"class \w*(RMSNorm|RmsNorm)\w*|nn\.RMSNorm\(|pow\(2\)\.mean\(-1|import .*RMSNorm")
 
@@ -49,7 +51,7 @@ def _has_norm(model_type: str) -> bool:
 
 def _parts_of(config: Any) -> Iterator[str]:
     for name in type(config).sub_configs:
-        part = getattr(config, name, None)
+        part: Any = getattr(config, name, None)
         if getattr(part, "model_type", ""):
             yield part.model_type
             yield from _parts_of(part)
@@ -81,6 +83,7 @@ def families() -> tuple[Family, ...]:
         model = _first(table.get(model_type))
         if model is None:
             continue
+        model = MODELS.get(model_type, model)
         sub_types = _sub_types(config_name)
         parts |= sub_types - {model_type}
         if _has_norm(model_type) or any(map(_has_norm, sub_types)):

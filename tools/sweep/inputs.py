@@ -40,6 +40,8 @@ def _text(model: Any, rows: int = 2) -> Inputs:
     found: Inputs = {"input_ids": tokens(rows)}
     if "decoder_input_ids" in accepted:
         found["decoder_input_ids"] = tokens(rows, 6)
+    if "mm_token_type_ids" in accepted:
+        found["mm_token_type_ids"] = torch.zeros_like(found["input_ids"])
     return found
 
 
@@ -68,9 +70,22 @@ def _patches(model: Any, seed: int) -> Inputs:
     config = model.config.vision_config
     patch = _attribute(config, "patch_size", "spatial_patch_size")
     channels = _attribute(config, "in_channels", "in_chans", "num_channels") or 3
-    size = channels * (_attribute(config, "temporal_patch_size") or 1) * patch**2
+    size = channels * (_attribute(config, "temporal_patch_size", "patch_temporal") or 1) * patch**2
     pixels = torch.randn(16, size, generator=_generator(seed))
     return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+
+
+def _square_patches(model: Any, seed: int) -> Inputs:
+    """As :func:`_patches`, each patch a small image."""
+    found, config = _patches(model, seed), model.config.vision_config
+    patch = config.patch_size
+    return {**found, "pixel_values": found["pixel_values"].reshape(16, -1, patch, patch)}
+
+
+def _sized_crops(model: Any, seed: int) -> Inputs:
+    """An image whole and in one crop, with its size."""
+    found = _sized(model, seed)
+    return {**found, "pixel_values": found["pixel_values"][:, None].repeat(1, 2, 1, 1, 1)}
 
 
 def _rows_of(features: Any) -> int:
@@ -84,7 +99,7 @@ def _rows_of(features: Any) -> int:
 def _with_text(model: Any, image: Inputs) -> Inputs:
     """``image``, and token ids with as many image tokens as the model makes of it."""
     token = _attribute(model.config, "image_token_id", "image_token_index", "im_patch_id")
-    method = model.get_image_features
+    method = getattr(model, "get_image_features", None) or model.model.get_image_features
     accepted = inspect.signature(method).parameters
     given = {name: value for name, value in image.items() if name in accepted or name == "pixel_values"}
     with torch.no_grad():
@@ -106,12 +121,14 @@ def _with_text(model: Any, image: Inputs) -> Inputs:
 def _candidates(model: Any, family: str, seed: int) -> Iterator[tuple[str, Callable[[], Inputs]]]:
     accepted = _accepts(model)
     if family in INPUTS:
-        yield "made for it", lambda: INPUTS[family](model, seed)
+        yield "pixels and text", lambda: INPUTS[family](model, seed)
     if "pixel_values" in accepted and "input_ids" in accepted:
-        for make in (_patches,) if "image_grid_thw" in accepted else (_square, _sized, _crops):
+        grid = (_patches, _square_patches) if "image_grid_thw" in accepted else ()
+        for make in grid or (_square, _sized, _crops, _sized_crops):
             yield "pixels and text", lambda make=make: _with_text(model, make(model, seed))  # type: ignore[misc]
     if "input_ids" in accepted:
         yield "text", lambda: _text(model)
+        yield "text", lambda: {**_text(model), "use_cache": False}
     if "pixel_values" in accepted:
         yield "pixels", lambda: _square(model, seed)
         yield "pixels and text", lambda: {**_square(model, seed), **_text(model, 1)}
@@ -121,7 +138,9 @@ def tensors_of(output: Any) -> dict[str, torch.Tensor]:
     """The floating-point tensors of a model's output, caches left out."""
     found: dict[str, torch.Tensor] = {}
     items = (
-        output.items() if hasattr(output, "items") else enumerate(output if isinstance(output, tuple) else [output])
+        output.items()
+        if hasattr(output, "items")
+        else enumerate(output if isinstance(output, tuple | list) else [output])
     )
     for name, value in items:
         if isinstance(value, torch.Tensor) and value.is_floating_point():

@@ -18,7 +18,7 @@ from .overrides import OVERRIDES
 VOCABULARY = 128
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EXPERTS = 32, 48, 4, 2, 8, 2, 4
 PATCH, IMAGE = 4, 16
-MAX_PARAMETERS = 3_000_000
+MAX_PARAMETERS = 20_000_000
 MAX_LAYERS = 6
 
 # Pattern over the whole name, and the value or a function of the default.
@@ -38,6 +38,7 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r"(linear_)?num_value_heads|linear_num_value_heads", HEADS),
     (r"\w*(num_|n_)\w*heads|(\w*_)?n_heads?|(\w*_)?attention_heads|num_heads", lambda v: min(v, HEADS)),
     (r"q_lora_rank|kv_lora_rank|o_lora_rank|\w*lora_rank|\w*_rank", lambda v: min(v, 16)),
+    (r"qk_head_dim", 2 * HEAD_DIM),
     (r"\w*head_dim|d_kv|attention_head_size|kv_channels|d_head", HEAD_DIM),
     (r"(\w*_)?(num|n)_(\w*_)?(layers?|blocks?)|\w*depth|n_layers?|num_layers|\w+_layers", lambda v: min(v, LAYERS)),
     (r"\w*(moe|expert)\w*_(intermediate_size|ffn_dim|hidden_size|inter_dim)", 24),
@@ -58,6 +59,7 @@ _RULES: tuple[tuple[str, Any], ...] = (
         lambda v: min(v, HIDDEN),
     ),
     (r"\w+_dims?", lambda v: min(v, HIDDEN)),
+    (r"acoustic_tokenizer_chunk_size", lambda v: v),
     (r"sliding_window|attention_window_size|\w*chunk_size", lambda v: min(v, 8)),
 )
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -70,7 +72,7 @@ def shrunk_value(name: str, value: Any) -> Any:
         if re.fullmatch(pattern, name):
             if isinstance(small, float):
                 return small if isinstance(value, float | int) else value
-            if isinstance(value, list) and value and all(type(v) is int for v in value) and min(value) >= HIDDEN:
+            if isinstance(value, list) and value and all(type(v) is int for v in value) and min(value) > PATCH:
                 return [shrunk_value(name, v) for v in value]
             if not isinstance(value, int) or isinstance(value, bool):
                 return value
@@ -103,7 +105,7 @@ def _kept_layers(fields: dict[str, Any]) -> tuple[str, list[int], list[str]] | N
     return counter, sorted(kept), lists
 
 
-def _token_ids(cls: Any, fields: dict[str, Any]) -> dict[str, int]:
+def _token_ids(fields: dict[str, Any]) -> dict[str, int]:
     """Small, different ids below the small vocabulary for each field that names a token."""
     found, free = {}, VOCABULARY - 1
     for name, value in fields.items():
@@ -134,13 +136,11 @@ def _rope_with_sections(cls: Any, fields: dict[str, Any]) -> dict[str, Any] | No
     return {"rope_type": "default", "rope_theta": 1e4, **(rope or {}), **small}
 
 
-def _part(cls: Any, default: Any, path: str, family: str) -> Any:
-    part = type(default) if default is not None and hasattr(type(default), "model_type") else cls
-    return (
-        {**shrunk_fields(part, family, path), "model_type": part.model_type}
-        if dataclasses.is_dataclass(part)
-        else None
-    )
+def _part(cls: Any, default: Any, path: str, family: str) -> dict[str, Any] | None:
+    part: Any = type(default) if default is not None and hasattr(type(default), "model_type") else cls
+    if not hasattr(part, "__dataclass_fields__"):
+        return None
+    return {**shrunk_fields(part, family, path), "model_type": part.model_type}
 
 
 def shrunk_fields(cls: Any, family: str, path: str = "") -> dict[str, Any]:
@@ -172,7 +172,7 @@ def shrunk_fields(cls: Any, family: str, path: str = "") -> dict[str, Any]:
         counter, kept, lists = layers
         found[counter] = len(kept)
         found |= {name: [fields[name][layer] for layer in kept] for name in lists}
-    found |= _token_ids(cls, fields)
+    found |= _token_ids(fields)
     found |= {name: part for name, part in parts.items() if part is not None}
     for key, value in OVERRIDES.get(family, {}).items():
         head, _, name = key.rpartition(".")
@@ -183,9 +183,4 @@ def shrunk_fields(cls: Any, family: str, path: str = "") -> dict[str, Any]:
 
 def build_config(family: str, cls: Any) -> Any:
     """The smallest config of a family."""
-    fields = shrunk_fields(cls, family)
-    known = {part: value for part, value in cls.sub_configs.items() if isinstance(fields.get(part), dict)}
-    for name, part in known.items():
-        if dataclasses.is_dataclass(part):
-            fields[name].pop("model_type") if not part.model_type else None
-    return cls(**fields)
+    return cls(**shrunk_fields(cls, family))

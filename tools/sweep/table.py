@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,10 +32,15 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
-def _section(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _section(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
-    lines = [f"## {title} ({len(rows)})", "", "| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    lines = [
+        f"## {title} ({len(rows)})",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "| " + " | ".join("---" for _ in columns) + " |",
+    ]
     return [*lines, *("| " + " | ".join(map(_escaped, row)) + " |" for row in rows), ""]
 
 
