@@ -5,6 +5,7 @@ Nothing here knows an operation; a suite adds its own judgement of the values.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,17 @@ def have_same_bits(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)) and type(one) is type(other):
         return len(one) == len(other) and all(map(have_same_bits, one, other))
     return type(one) is type(other) and bool(one == other)
+
+
+def digest(result: Any) -> str:
+    """A text that is equal for results of equal bits and strides."""
+    import torch
+
+    found = hashlib.blake2b()
+    for name, tensor in tensors_in(result):
+        found.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}".encode())
+        found.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 class Snapshot:
