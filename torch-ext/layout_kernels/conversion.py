@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .locations import Rule, join, locations, parent_path, source_names
+from .pages import pages
 from .state import accept_original_state_dicts, merge, split
 
 try:
@@ -130,6 +131,9 @@ if WeightConverter is not None:
                 tensors.extend(given if isinstance(given, list) else [given])
             parameter = layout.get_parameter(rule.target)
             merged = merge(tensors, rule, full_layer_name, parameter.shape)
+            if len(tensors) > 1:
+                for tensor in tensors:
+                    pages.note(tensor)
             layout.note_loaded(rule.target)
             return {full_layer_name: merged}
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from .ops.rms_norm import FLAVOURS
 from .ops.rms_norm.reference import rms_norm as reference_rms_norm
-from .probing import Same, blank_copy, examine, remembered, run, settings
+from .probing import blank_copy, examine, remembered, run, settings
 
 EPS_NAMES = ("variance_epsilon", "eps")
 SEPARATE = ("gate_proj", "up_proj", "down_proj")
@@ -266,5 +266,6 @@ def _find_mlp(module: nn.Module) -> MLPFinding:
 def mlp_kind(module: nn.Module) -> MLPFinding:
     """Whether ``module`` is a plain gated MLP, and with which activation, by running a narrow copy of it."""
     biases = tuple((n, getattr(c, "bias", None) is not None) for n, c in module.named_children())
-    key = (type(module), settings(module), biases, tuple(Same(c) for c in module.children() if not c._parameters))
+    others = tuple((type(c), settings(c)) for c in module.children() if not c._parameters)
+    key = (type(module), settings(module), biases, others)
     return remembered(_mlps, key, lambda: _find_mlp(module))

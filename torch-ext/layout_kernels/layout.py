@@ -10,6 +10,7 @@ from torch import nn
 
 from . import conversion, patching
 from .locations import Rule, locations, parent_path
+from .pages import pages
 
 
 class Rules(list[Any]):
@@ -139,6 +140,7 @@ class Layout(nn.Module):
         if not self.awaits_weights:
             return
         self.awaits_weights = False
+        pages.release()
         missing = [
             name
             for name, parameter in self.named_parameters()

@@ -163,6 +163,9 @@ def register_under(model_type: str, rules: list[Any]) -> None:
         table[model_type] = [*entry, *rules]
 
 
+_extended: dict[str, Any] | None = None
+
+
 def register_everywhere(rules: list[Any]) -> None:
     """Add ``rules`` to each conversion entry that transformers keeps under a class name.
 
@@ -172,8 +175,13 @@ def register_everywhere(rules: list[Any]) -> None:
     """
     if _conversion_mapping is None:
         return
-    _conversion_mapping.get_checkpoint_conversion_mapping("")  # builds the table on first use
-    table: dict[str, Any] = _conversion_mapping._checkpoint_conversion_mapping_cache or {}
+    global _extended
+    table: dict[str, Any] | None = _conversion_mapping._checkpoint_conversion_mapping_cache
+    if (
+        table is None or table is _extended
+    ):  # nothing was registered at all, or this table was done for a layout before
+        return
+    _extended = table
     for name, entry in table.items():
         if name[:1].isupper() and not any(type(rule) is type(rules[0]) for rule in entry):
             table[name] = [*entry, *rules]

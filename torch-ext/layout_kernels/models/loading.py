@@ -38,9 +38,9 @@ def _refill(target: Any, content: Any) -> None:
     (target.extend if isinstance(target, list) else target.update)(content)
 
 
-def _copied_conversions(module: Any) -> dict[str, Any] | None:
-    table = module._checkpoint_conversion_mapping_cache
-    return None if table is None else {name: list(rules) for name, rules in table.items()}
+def _copied_conversions(module: Any) -> dict[str, Any]:
+    module.get_checkpoint_conversion_mapping("")  # builds the table on first use, which takes as long as a small load
+    return {name: list(rules) for name, rules in module._checkpoint_conversion_mapping_cache.items()}
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def _registries() -> Iterator[None]:
     names = conversion_mapping.USER_REGISTERED_MAPPINGS
     devices = kernel_config.KERNELS_SUPPORTED_DEVICE_TYPES
 
-    def put_conversions(table: dict[str, Any] | None) -> None:
+    def put_conversions(table: dict[str, Any]) -> None:
         conversion_mapping._checkpoint_conversion_mapping_cache = table  # type: ignore[assignment]
 
     with ExitStack() as stack:
