@@ -43,8 +43,16 @@ def is_plain_linear(module: nn.Module) -> bool:
         and type(module.weight) is nn.Parameter
         and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
         and not module._backward_pre_hooks
-        and ("forward" not in module.__dict__ or getattr(module.__dict__["forward"], "is_linear_forward", False))
+        and _has_linear_forward(module)
     )
+
+
+def _has_linear_forward(module: nn.Module) -> bool:
+    """Whether the instance has no forward of its own, or one of ours, or that of its class, as `kernels` binds it."""
+    bound = module.__dict__.get("forward")
+    if bound is None or getattr(bound, "is_linear_forward", False):
+        return True
+    return getattr(bound, "__func__", None) is nn.Linear.forward and bound.__self__ is module
 
 
 def norm_arguments(arguments: Arguments) -> tuple[int | None, float]:
