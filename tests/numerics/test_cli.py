@@ -109,6 +109,7 @@ def test_options_that_say_nothing_sensible_end_with_2_and_the_way_out(words, mes
         (["--operation", "rms_norm", "--mode", "aclgraph"], "mode aclgraph runs on npu, not on cpu"),
         (["--operation", "rms_norm", "--implementation", "nothing"], "choices: "),
         (["--operation", "rms_norm", "--device", "nothing"], "unknown device 'nothing'"),
+        (["--operation", "rms_norm", "--device", "mps"], "device mps is not there"),
         (["--operation", "rms_norm", "--cases", "listed", "--rows", "3"], "--rows ask for a grid"),
         (["--operation", "rms_norm", "--rows", "0"], "at least 1"),
     ],

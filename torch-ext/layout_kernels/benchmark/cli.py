@@ -10,7 +10,7 @@ from ..numerics.arguments import Request, positive, read
 from ..numerics.catalog import suites as all_suites
 from ..numerics.cli import finish, planned, selection
 from ..numerics.environment import environment
-from ..numerics.modes import CaptureError
+from ..numerics.modes import CaptureError, check_target, current_device
 from ..numerics.progress import Progress
 from ..numerics.report import Report, coverage, is_success, new_payload
 from ..numerics.suite import OperationSuite
@@ -123,7 +123,9 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, OperationSuite]
     known = all_suites() if suites is None else suites
     request = read(argv, known, prog=prog, description=DESCRIPTION, own=add_arguments)
     try:
-        report, stopped = run(request)
+        check_target(request.common.mode, request.common.device)
+        with current_device(request.common.device):
+            report, stopped = run(request)
     except ValueError as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 2

@@ -99,7 +99,7 @@ def write_plot(report: Report, path: Path) -> None:
         _panel(figure.add_subplot(lines, _COLUMNS if len(panels) > 1 else 1, index + 1), operation, rows, payload)
     surroundings = payload["environment"]
     where = (surroundings["accelerator"] or {}).get("name") or surroundings["processor"]
-    threads = f", {surroundings['threads']} threads" if surroundings["accelerator"] is None else ""
+    threads = f", threads: {surroundings['threads']}" if surroundings["accelerator"] is None else ""
     figure.suptitle(f"{where}{threads}, {payload['created'][:10]}, cold cache, higher is better", fontsize=11)
     figure.savefig(path)
 

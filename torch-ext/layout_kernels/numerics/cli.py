@@ -11,7 +11,7 @@ from ..dispatch import PreparedKernel
 from .arguments import Request, read
 from .catalog import suites as all_suites
 from .environment import environment
-from .modes import CaptureError, check_mode
+from .modes import CaptureError, check_target, current_device
 from .progress import Progress
 from .report import Report, Table, coverage, is_success, new_payload, verdict, write_reports
 from .suite import FAILED, NOT_APPLICABLE, PASSED, KernelCase, OperationSuite
@@ -45,7 +45,6 @@ def planned(request: Request) -> list[tuple[OperationSuite, PreparedKernel, Kern
         ValueError: options that do not fit together, or no implementation that fits them.
     """
     common = request.common
-    check_mode(common.mode, common.device)
     work = []
     for suite, options in request.suites:
         plan = suite.prepare(common.device, common.mode, common.implementation)
@@ -136,7 +135,9 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, OperationSuite]
     prog = "python -m layout_kernels.numerics"
     request = read(argv, all_suites() if suites is None else suites, prog=prog, description=DESCRIPTION, own=_nothing)
     try:
-        report, stopped = run(request)
+        check_target(request.common.mode, request.common.device)
+        with current_device(request.common.device):
+            report, stopped = run(request)
     except ValueError as error:
         print(f"numerics: {error}", file=sys.stderr)
         return 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ..plugin import BasePlugin
 
@@ -139,13 +140,33 @@ class AclGraph:
         return _capture(function, device, calls, "NPUGraph")
 
 
-def check_mode(mode: str, device: str) -> None:
-    """Refuse a mode that the device does not have.
+def check_target(mode: str, device: str) -> None:
+    """Refuse a device that is not there, and a mode that it does not have.
 
     Raises:
         ValueError: it names both.
     """
-    needed = ModePlugin(mode).device
+    import torch
+
     kind = device.partition(":")[0]
+    needed = ModePlugin(mode).device
     if needed is not None and needed != kind:
         raise ValueError(f"mode {mode} runs on {needed}, not on {kind}; use --device {needed}, or another --mode")
+    try:
+        available = kind == "cpu" or bool(torch.get_device_module(device).is_available())
+    except RuntimeError as error:
+        # torch says for some names that it knows none such, for others that no module is there.
+        raise ValueError(f"unknown device {device!r}: {error}".splitlines()[0]) from error
+    if not available:
+        raise ValueError(f"device {device} is not there, says torch {torch.__version__}; use another --device")
+
+
+def current_device(device: str) -> AbstractContextManager[Any]:
+    """A context in which streams, events and graphs are those of the device, which may be any of several."""
+    import torch
+
+    target = torch.device(device)
+    if target.type == "cpu" or target.index is None:
+        return nullcontext()
+    module: Any = torch.get_device_module(device)
+    return cast("AbstractContextManager[Any]", module.device(target))
