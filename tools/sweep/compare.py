@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -159,6 +160,18 @@ def _compare(stock: Any, fast: Any, inputs: Inputs, folder: Path) -> str:
     )
 
 
+def left_behind() -> list[str]:
+    """Classes of transformers that are still replaced by a layout or a fused class, as ``module.name``."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models.") and module is not None:
+            for attribute, value in list(vars(module).items()):
+                fused = isinstance(value, type) and value.__name__.startswith("Fused") and value.__name__ != attribute
+                if isinstance(value, type) and (hasattr(value, "is_layout") or fused):
+                    found.append(f"{name}.{attribute}")
+    return found
+
+
 def _short(error: BaseException) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{'/'.join(Path(place.filename).parts[-2:])}:{place.lineno}"
@@ -200,6 +213,7 @@ def _judge(family: Family, kernel: Any, folder: Path, planner: Callable[[Path], 
     layers = tuple((layer, rows.count(layer)) for layer in sorted(set(rows)))
     unbound = set(made.mapping.values()) - set(rows)
     problem = f"planned and not bound: {sorted(unbound)}" if unbound else _compare(stock, fast, inputs, folder)
+    problem = problem or ", ".join(f"{name} is still replaced after the load" for name in left_behind())
     return Result(name, "wrong" if problem else "equal", layers, kind, problem)
 
 

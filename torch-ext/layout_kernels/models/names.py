@@ -17,17 +17,16 @@ def saved_names(stock: Any) -> list[str]:
     return list(revert_weight_conversion(stock, stock.state_dict()))
 
 
-def unreached(names: list[str], model: Any) -> dict[str, str]:
+def unreached(names: list[str], model: Any, state: dict[str, Any]) -> dict[str, str]:
     """Paths of the layouts of ``model`` that a checkpoint with ``names`` would leave without values, with the reason.
 
-    The names are sent through the renamings and converters of ``model``, which is on the meta device. A family whose
-    checkpoints hold merged tensors (Molmo 2's ``ff_proj``) has a converter of its own for them, and transformers lets
-    one converter at most see a tensor.
+    The names are sent through the renamings and converters of ``model``, whose ``state_dict()`` is ``state``. A family
+    whose checkpoints hold merged tensors (Molmo 2's ``ff_proj``) has a converter of its own for them, and transformers
+    lets one converter at most see a tensor.
     """
     from transformers import core_model_loading as loading
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    state = model.state_dict()
     transforms = get_model_conversion_mapping(model)
     renamings = [entry for entry in transforms if isinstance(entry, loading.WeightRenaming)]
     converters = [entry for entry in transforms if isinstance(entry, loading.WeightConverter)]

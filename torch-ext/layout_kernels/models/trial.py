@@ -62,33 +62,53 @@ def refusals(cls: Any, config: Any, mapping: dict[Key, str]) -> dict[Key, str]:
     """Keys of ``mapping`` whose layers would be refused when ``cls`` is loaded with ``config``, with the reasons."""
     if not mapping:
         return {}
-    from transformers.monkey_patching import apply_patches, register_patch_mapping
-
+    try:
+        return _refused_in_one_model(cls, config, mapping)
+    except Exception as error:  # noqa: BLE001 what the model raises with a layer inside is the reason to leave it out
+        reason = f"transformers cannot build {cls.__name__} with it: {error}"
+    if len(mapping) == 1:
+        return dict.fromkeys(mapping, reason)
     found: dict[Key, str] = {}
-    placed: set[Key] = set()
-    with kernel_loading():
-        with torch.device("meta"):
-            stock = cls(config)
+    for key, layer in mapping.items():
+        found |= refusals(cls, config, {key: layer})
+    return found or dict.fromkeys(mapping, reason)
+
+
+def _refused_in_one_model(cls: Any, config: Any, mapping: dict[Key, str]) -> dict[Key, str]:
+    with kernel_loading(), torch.device("meta"):
+        stock = cls(config)
         names = saved_names(stock)
-        register_patch_mapping(_patches(stock, mapping), overwrite=True)
-        with apply_patches(), torch.device("meta"):
-            model = cls(config)
+        model = _with_layers(cls, config, _patches(stock, mapping))
         patching.register_under(config.model_type, list.copy(Layout.conversion_mapping))
-        model.state_dict()
+        state = model.state_dict()  # kept until the names are followed: the layouts' places are noted with it
         conversion.verify_all(model)
-        unfilled = unreached(names, model)
+        reasons = unreached(names, model, state)
+        keys = {}
         for path, module in model.named_modules():
             layout: Any = module
-            key = _key_of(layout, path, model, mapping) if getattr(module, "is_layout", False) else None
-            if key is not None:
-                placed.add(key)
-                reason = layout.refusal or unfilled.get(path)
-                if reason is not None:
-                    found.setdefault(key, reason)
+            if getattr(module, "is_layout", False):
+                keys[path] = _key_of(layout, path, model, mapping)
+                if layout.refusal is not None:
+                    reasons[path] = layout.refusal
+    found: dict[Key, str] = {}
+    for path, key in keys.items():
+        if key is not None and path in reasons:
+            found.setdefault(key, reasons[path])
+    placed = set(keys.values())
     for key, layer in mapping.items():
         if key not in placed and hasattr(layers, f"{layer}Layout"):
-            found.setdefault(key, _out_of_reach(key))
+            found[key] = _out_of_reach(key)
     return found
+
+
+def _with_layers(cls: Any, config: Any, patches: dict[str, type]) -> Any:
+    """``cls(config)`` with the classes replaced; put back also when the model cannot be built."""
+    from transformers import modeling_utils
+    from transformers.monkey_patching import register_patch_mapping
+
+    register_patch_mapping(patches, overwrite=True)
+    with modeling_utils.apply_patches():  # looked up here: kernel_loading() has made it clean up after an error
+        return cls(config)
 
 
 def _out_of_reach(key: Key) -> str:
