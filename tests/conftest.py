@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ("tests.support.triton_report",)
+
 # huggingface_hub reads this when it is imported. No test needs the network; one that tries fails at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Two copies of a test run must not answer each other through a folder that a developer named for local use.

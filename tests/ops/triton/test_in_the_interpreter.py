@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 from tests.support import triton_interpreter
+from tests.support.triton_report import INTERPRETED
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-def test_every_case_of_every_kernel_passes_in_the_interpreter(counts):
+def test_every_case_of_every_kernel_passes_in_the_interpreter(record_property):
     assert not triton_interpreter.is_on(), "run the folder interpreted/ itself in a process that interprets"
     # NumPy warns where eager PyTorch is silent: a quotient by zero, an infinity times zero.
     command = [sys.executable, "-W", "ignore::RuntimeWarning", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -26,4 +27,4 @@ def test_every_case_of_every_kernel_passes_in_the_interpreter(counts):
     found = re.search(r"(\d+) passed", done.stdout)
     assert found is not None, done.stdout[-2000:]
     assert "skipped" not in done.stdout.splitlines()[-1]
-    counts["interpreted"] = int(found[1])
+    record_property(INTERPRETED, int(found[1]))
