@@ -84,8 +84,7 @@ SUITE = make_suite(
         _reference,
         exact,
         Grid(
-            rows=(1, 16, 128),
-            widths=(512, 2048),
+            widths=(1024,),
             options=(Option("factors", "factor", (1,), help="rows of the weight for each of the width"),),
         ),
         flops=_flops,

@@ -180,6 +180,6 @@ BACKWARD_SUITE = make_suite(
         compare_backward,
         _reference_backward,
         exact_backward,
-        Grid(rows=(128, 1024), widths=(512, 2048), options=(_FLAVOUR_OPTION,)),
+        Grid(rows=(256,), options=(_FLAVOUR_OPTION,)),
     )
 )

@@ -126,8 +126,7 @@ SUITE = make_suite(
         _reference,
         exact,
         Grid(
-            rows=(1, 16, 128),
-            widths=(512, 2048),
+            widths=(1024,),
             options=(
                 Option("flavours", "flavour", ("cast_then_scale",), FLAVOURS),
                 Option("activations", "activation", ("silu",), ACTIVATIONS),
