@@ -9,12 +9,15 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.requirements-installed
 export PYTHONPATH := torch-ext
 
-.PHONY: help venv demo test build sweep sweep-short lint format clean
+.PHONY: help venv demo test build check-build publish hub-demo sweep sweep-short lint format clean
 
 help:
 	@echo "make demo    a real language model with our layers beside the stock one"
 	@echo "make test    all tests"
-	@echo "make build   the Hub variants, in build/"
+	@echo "make build   the Hub variants, in build/; with ALLOW_DIRTY=1 although changes are not committed"
+	@echo "make check-build  each rule of a Hub kernel, held against build/"
+	@echo "make publish REPO=owner/name [PUBLISH_ARGS=--dry-run]  build, check, prove, upload"
+	@echo "make hub-demo     publish, lock, download and load against a Hub on this machine"
 	@echo "make sweep   all families of models, stock and with our layers; sweep-short a subset"
 	@echo "make lint    ruff, mypy, clang-format"
 	@echo "make format  rewrite the sources as make lint wants them"
@@ -29,7 +32,16 @@ $(STAMP): requirements-dev.txt
 	touch $@
 
 build: $(STAMP)
-	$(PY) -m tools.build_variants
+	$(PY) -m tools.build_variants $(if $(ALLOW_DIRTY),--allow-dirty)
+
+check-build: build
+	$(PY) -m tools.check_build
+
+publish: $(STAMP)
+	$(PY) -m tools.publish $(REPO) $(PUBLISH_ARGS)
+
+hub-demo: $(STAMP)
+	$(PY) -m tools.hub_demo
 
 demo: $(STAMP)
 	$(PY) -m tools.demo

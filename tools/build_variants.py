@@ -211,6 +211,20 @@ def read_provenance() -> dict[str, Any] | None:
     }
 
 
+def refuse_dirty() -> None:
+    """Nobody can build again what was never committed.
+
+    Raises:
+        ValueError: something that a build is made of has changes.
+    """
+    provenance = read_provenance()
+    if provenance is not None and provenance["kernel"]["dirty"]:
+        raise ValueError(
+            "torch-ext, kernel-src, build.toml or tools have changes that are not committed; commit them, or say "
+            "--allow-dirty (make build ALLOW_DIRTY=1), which metadata.json then records"
+        )
+
+
 def remove_stale(output: Path, variants: list[Variant]) -> None:
     """Remove the variants under `output` that a whole build no longer writes."""
     current = {variant.directory for variant in variants}
@@ -246,8 +260,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "build", help="folder for the variants (default: build)")
     parser.add_argument("--version", type=int, help="override the version of build.toml")
     parser.add_argument("--backends", nargs="+", metavar="NAME", help="build only these backends of build.toml")
+    parser.add_argument("--allow-dirty", action="store_true", help="build although changes are not committed")
     options = parser.parse_args(arguments)
     try:
+        if not options.allow_dirty:
+            refuse_dirty()
         folders = build(options.output, options.version, options.backends)
     except (ValueError, RuntimeError) as error:
         print(f"build: {error}", file=sys.stderr)

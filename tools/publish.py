@@ -24,7 +24,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from kernels._rust import DigestValidationError, Metadata
 
 from tools.build_variants import build
-from tools.check_build import check, print_verdicts
+from tools.check_build import READ, check, print_verdicts
 from tools.project import ROOT, read_project
 from tools.publishing import difference as differences
 from tools.publishing.hub import Target
@@ -95,12 +95,12 @@ class Publishing:
         for folder in self.folders:
             metadata = Metadata.read_from_file(folder / "metadata.json")
             self.steps.say(f"{folder.name}  {metadata.id}")
-            if metadata.provenance is None or metadata.provenance.dirty:
-                self._refuse_unless(
-                    self.options.allow_dirty,
-                    f"{folder.name} was built from a tree with changes that are not committed, so nobody can build it "
-                    "again; commit them, or say --allow-dirty",
-                )
+            provenance = metadata.provenance
+            self._refuse_unless(
+                self.options.allow_dirty or (provenance is not None and not provenance.dirty),
+                f"{folder.name} was built {'outside a git checkout' if provenance is None else 'with changes'} that "
+                "no commit holds, so nobody can build it again; commit them, or say --allow-dirty",
+            )
 
     def _refuse_unless(self, allowed: bool, message: str) -> None:
         if not allowed:
@@ -108,9 +108,11 @@ class Publishing:
 
     def _check(self) -> None:
         self.steps.begin("check the build")
-        verdicts = check(self.options.output, say=self.steps.work)
+        verdicts = [check(self.options.output, say=self.steps.work)]
+        verdicts += [check(folder, READ, say=self.steps.work) for folder in self.options.extra]
         self.steps.clear()
-        if not print_verdicts(verdicts):
+        kept = [print_verdicts(found) for found in verdicts]  # each is printed, also after a broken one
+        if not all(kept):
             raise ValueError("a rule of Hub kernels is broken, see above; nothing was uploaded")
 
     def _numerics(self) -> None:

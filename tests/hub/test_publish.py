@@ -197,7 +197,7 @@ def test_a_variant_of_another_processor_stays_while_the_sources_are_the_same(
     metadata = json.loads((other / "metadata.json").read_text())
     metadata["id"] = expected_id(read_project(), other.name, "cpu", 1)
     (other / "metadata.json").write_text(json.dumps(metadata))
-    assert [path.name for path in gather(read_project(), folder, [other.parent], 1)] == [other.name, "torch-cpu"]
+    assert [path.name for path in gather(read_project(), folder, [other.parent], 1)] == ["torch-cpu", other.name]
 
     both = tmp_path / "both"
     for source in (folder / "torch-cpu", other):

@@ -125,6 +125,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, body: bytes, status: int, headers: dict[str, str]) -> None:
         """An answer, or the part of it that a fault lets through."""
+        if self.fault is not None and self.fault.kind == "short":
+            body = body[: self.fault.after]
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
@@ -207,8 +209,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self._pages(rows)
             case ["paths-info", revision]:
                 wanted = urllib.parse.parse_qs(self.body.decode()).get("paths", [])
-                files = repository.resolve(revision).files
-                return [files[path].row(path) for path in wanted if path in files], 200, {}
+                there = repository.resolve(revision).files
+                return [there[path].row(path) for path in wanted if path in there], 200, {}
             case ["preupload", revision]:
                 return {"files": [repository.upload_mode(revision, row) for row in self._json("files")]}, 200, {}
             case ["commit", branch]:

@@ -49,7 +49,7 @@ class Client:
         """The folder of huggingface_hub's cache for our repository."""
         return self.home / "hf" / "hub" / f"kernels--{REPO.replace('/', '--')}"
 
-    def environment(self, offline: bool = False, **more: str) -> dict[str, str]:
+    def environment(self, offline: bool, **more: str) -> dict[str, str]:
         """What the process of a client has in its environment."""
         return {
             "PATH": os.environ["PATH"],
@@ -92,7 +92,7 @@ class Client:
 
     def session(self, **more: str) -> Session:
         """A process that can be asked several times."""
-        return Session(self.environment(**more), self.home)
+        return Session(self.environment(False, **more), self.home)
 
 
 class Session:

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["status", "cut", "stall", "delay"]
+Kind = Literal["status", "cut", "short", "stall", "delay"]
 
 
 @dataclass
@@ -16,8 +16,9 @@ class Fault:
 
     Attributes:
         request: regular expression, searched in ``"METHOD /path"``.
-        kind: "status" answers with ``status``; "cut" closes the connection after ``after`` bytes of the body; "stall"
-            sends ``after`` bytes, then nothing for ``seconds``, then closes; "delay" answers after ``seconds``.
+        kind: "status" answers with ``status``; "cut" closes the connection after ``after`` bytes of the body; "short"
+            has only these bytes and says so, as a broken proxy does; "stall" sends ``after`` bytes, then nothing for
+            ``seconds``, then closes; "delay" answers after ``seconds``.
         times: how many requests it hits.
     """
 

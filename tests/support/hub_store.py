@@ -108,7 +108,7 @@ class Repository:
         if folder and not below:
             raise RefusedError(404, f"{folder} does not exist on {revision!r}", "EntryNotFound")
         rows = []
-        folders = set()
+        folders: set[str] = set()
         for path, file in sorted(below.items()):
             parts = path.removeprefix(prefix).split("/")
             folders.update(prefix + "/".join(parts[:depth]) for depth in range(1, len(parts)))

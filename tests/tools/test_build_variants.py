@@ -170,16 +170,31 @@ def test_a_whole_build_removes_older_variants_and_a_partial_one_does_not(tmp_pat
     stale.mkdir()
     (stale / "metadata.json").write_text("{}")
     (tmp_path / "torch-notes").mkdir()
-    assert build_variants.main(["--output", str(tmp_path), "--backends", "cpu"]) == 0
+    assert build_variants.main(["--allow-dirty", "--output", str(tmp_path), "--backends", "cpu"]) == 0
     assert stale.is_dir()
-    assert build_variants.main(["--output", str(tmp_path)]) == 0
+    assert build_variants.main(["--allow-dirty", "--output", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {*DIRECTORIES, "torch-notes"}
+
+
+def test_a_dirty_tree_is_refused_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirty = {"kernel-builder": {"version": "a"}, "kernel": {"commit": "0" * 40, "dirty": True}}
+    monkeypatch.setattr(build_variants, "read_provenance", lambda: dirty)
+    words = ["--output", str(tmp_path), "--backends", "cuda"]
+    assert build_variants.main(words) == 1
+    assert "--allow-dirty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert build_variants.main([*words, "--allow-dirty"]) == 0
+    provenance = Metadata.read_from_file(tmp_path / "torch-cuda" / "metadata.json").provenance
+    assert provenance is not None
+    assert provenance.dirty
 
 
 def test_an_unknown_backend_is_refused_with_those_that_exist(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert build_variants.main(["--output", str(tmp_path), "--backends", "rocm"]) == 1
+    assert build_variants.main(["--allow-dirty", "--output", str(tmp_path), "--backends", "rocm"]) == 1
     message = capsys.readouterr().err
     assert "rocm" in message
     assert "cuda, cann, cpu" in message

@@ -27,6 +27,7 @@ REPLACES = {
     "ZeroCenteredRMSNorm": "transformers.models.gemma2.modeling_gemma2:Gemma2RMSNorm",
     "RMSNorm": "transformers.models.llama.modeling_llama:LlamaRMSNorm",
     "GatedMLP": "transformers.models.llama.modeling_llama:LlamaMLP",
+    "RMSNormGated": "transformers.models.qwen3_next.modeling_qwen3_next:Qwen3NextRMSNormGated",
     "Linear": "torch.nn:Linear",
 }
 

@@ -227,8 +227,15 @@ def abi_limits(build: BuildUnderTest) -> list[str]:
         compiled = variant.name.startswith("torch-stable-abi")
         if compiled != bool(files):
             problems.append(f"{variant.name} holds {len(files)} extensions; only, and every, compiled variant has one")
-        problems += [f"{build.where(file)} {problem}" for file in files for problem in check_abi.problems(file)]
+        problems += [f"{build.where(file)} {problem}" for file in files for problem in _abi_problems(file)]
     return problems
+
+
+def _abi_problems(file: Path) -> list[str]:
+    try:
+        return check_abi.problems(file)
+    except RuntimeError as error:
+        return [f"cannot be read: {error}"]
 
 
 def public_names(variant: Path) -> dict[str, list[str]]:
