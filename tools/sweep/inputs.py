@@ -88,9 +88,17 @@ def _sized_crops(model: Any, seed: int) -> Inputs:
     return {**found, "pixel_values": found["pixel_values"][:, None].repeat(1, 2, 1, 1, 1)}
 
 
+def _placed_patches(model: Any, seed: int) -> Inputs:
+    """Six by six flattened patches with their places, as Gemma 4 takes them."""
+    patch = model.config.vision_config.patch_size
+    pixels = torch.rand(1, 36, 3 * patch**2, generator=_generator(seed))
+    places = torch.stack(torch.meshgrid(torch.arange(6), torch.arange(6), indexing="xy"), dim=-1)
+    return {"pixel_values": pixels, "image_position_ids": places.reshape(1, 36, 2)}
+
+
 def _rows_of(features: Any) -> int:
     """How many tokens the features of one image stand for."""
-    value = getattr(features, "pooler_output", None)
+    value = _attribute(features, "pooler_output", "last_hidden_state")
     value = features if value is None else value
     value = value if isinstance(value, torch.Tensor) else torch.cat([part.flatten(0, -2) for part in value])
     return value.flatten(0, -2).shape[0]
@@ -118,13 +126,21 @@ def _with_text(model: Any, image: Inputs) -> Inputs:
     return found
 
 
+def _image_forms(accepted: set[str]) -> tuple[Callable[[Any, int], Inputs], ...]:
+    """Ways to write an image down, for a forward with these parameters."""
+    if "image_position_ids" in accepted:
+        return (_placed_patches,)
+    if "image_grid_thw" in accepted:
+        return (_patches, _square_patches)
+    return (_square, _sized, _crops, _sized_crops)
+
+
 def _candidates(model: Any, family: str, seed: int) -> Iterator[tuple[str, Callable[[], Inputs]]]:
     accepted = _accepts(model)
     if family in INPUTS:
         yield "pixels and text", lambda: INPUTS[family](model, seed)
     if "pixel_values" in accepted and "input_ids" in accepted:
-        grid = (_patches, _square_patches) if "image_grid_thw" in accepted else ()
-        for make in grid or (_square, _sized, _crops, _sized_crops):
+        for make in _image_forms(accepted):
             yield "pixels and text", lambda make=make: _with_text(model, make(model, seed))  # type: ignore[misc]
     if "input_ids" in accepted:
         yield "text", lambda: _text(model)

@@ -56,6 +56,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "downsample_rate": "1/2",
         "deepstack_layer_map": [[-1, 0], [-2, 1]],
         "vision_config.hidden_size": 64,
+        **_ONE_CROP,
     },
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "hunyuan_vl": {"vision_config.max_image_size": 16, "vision_config.max_vit_seq_len": 64},
@@ -66,7 +67,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "molmo2": {"adapter_config.vision_feature_layer": [1, 0]},
     "nemotron_h_omni": {"vision_config.video_temporal_patch_size": 2},
     "neomme": {"rope_parameters": {"full_attention": _PLAIN, "sliding_attention": _PLAIN}},
+    "muse_glimmer": {"out_hidden_size": 128},
     "muse_spark": {
+        "out_hidden_size": 128,
         "audio_config.num_hidden_layers": 4,
         "audio_config.hidden_sizes": [32, 32, 32, 32],
         "audio_config.depths": [1, 1, 1, 1],

@@ -72,8 +72,8 @@ def shrunk_value(name: str, value: Any) -> Any:
         if re.fullmatch(pattern, name):
             if isinstance(small, float):
                 return small if isinstance(value, float | int) else value
-            if isinstance(value, list) and value and all(type(v) is int for v in value) and min(value) > PATCH:
-                return [shrunk_value(name, v) for v in value]
+            if isinstance(value, list | tuple) and value and all(type(v) is int for v in value) and min(value) > PATCH:
+                return type(value)(shrunk_value(name, v) for v in value)
             if not isinstance(value, int) or isinstance(value, bool):
                 return value
             return small(value) if callable(small) else min(value, small) if value else value
