@@ -54,9 +54,9 @@ test: $(STAMP)
 
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h' '*.hpp')
 
-# Every family of transformers with an RMSNorm, stock and with its plan; writes docs/models.md. About ten minutes.
+# Every family of transformers with an RMSNorm, stock and with its plan; all of them write docs/models.md, ten minutes.
 sweep: $(STAMP)
-	$(PY) -m tools.sweep --table docs/models.md $(SWEEP_ARGS)
+	$(PY) -m tools.sweep $(if $(SWEEP_ARGS),$(SWEEP_ARGS),--table docs/models.md)
 
 sweep-short: $(STAMP)
 	$(PY) -m tools.sweep --short $(SWEEP_ARGS)
