@@ -55,6 +55,7 @@ def randomise(model: torch.nn.Module) -> None:
             for parameter in module.parameters(recurse=False):
                 value = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(1 + 0.4 * value if _is_norm(module) and parameter.dim() <= 1 else 0.15 * value)
+        for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
                 module.weight[module.padding_idx] = 0  # as from_pretrained leaves it in some families
 

@@ -16,7 +16,7 @@ try:
 except ImportError:  # see conversion.py; only layouts made from a config need it
     ACT2FN = None  # type: ignore[assignment]
 
-SIZE_NAMES = ("hidden_size", "dim", "normalized_shape", "hidden_dim", "embed_dim", "d_model")
+SIZE_NAMES = ("hidden_size", "dim", "normalized_shape", "hidden_dim", "embed_dim", "d_model", "num_features")
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function")
 LAYER_OF = {
     "cast_then_scale": "CustomRMSNorm",
@@ -69,6 +69,8 @@ def norm_arguments(arguments: Arguments) -> tuple[int | None, float]:
     if len(given) == 1 and isinstance(given[0], float) and set(kwargs) <= set(flavours.EPS_NAMES):
         return None, given[0]
     size = args[0] if args else next((kwargs[name] for name in SIZE_NAMES if name in kwargs), None)
+    if size is None and kwargs.get("with_scale") is False:
+        return None, named
     if not isinstance(size, int):
         raise ValueError(
             f"no hidden_size in the arguments {args}, {kwargs}: expected an int, first or as one of {SIZE_NAMES}"
