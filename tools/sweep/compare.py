@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import traceback
@@ -179,6 +180,12 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]} ({where})"
 
 
+def _packages(error: ImportError) -> str:
+    """The packages that an import error of transformers or Python asks for, else the error itself."""
+    named = re.findall(r"requires the (\w+) library|No module named '(\w+)'", str(error))
+    return ", ".join(dict.fromkeys(first or second for first, second in named)) or _short(error)
+
+
 def default_plan(folder: Path) -> Any:
     """The plan of the tree under test."""
     from layout_kernels import plan
@@ -224,6 +231,6 @@ def sweep_family(family: Family, kernel: Any, planner: Callable[[Path], Any] = d
         with tempfile.TemporaryDirectory() as folder:
             return _judge(family, kernel, Path(folder), planner)
     except ImportError as error:
-        return Result(family.model_type, "unbuildable", reason=_short(error))
+        return Result(family.model_type, "unbuildable", reason=_packages(error))
     except Exception as error:  # noqa: BLE001 any exception of a foreign model is a finding
         return Result(family.model_type, "error", reason=_short(error))
