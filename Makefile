@@ -76,3 +76,4 @@ clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
 -include tools/native/native.mk
+-include tools/check_cuda/check_cuda.mk

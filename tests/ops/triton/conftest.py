@@ -5,7 +5,7 @@ The interpreter must be asked for before triton is imported, and would change wh
 
 from __future__ import annotations
 
-from tests.support import triton_interpreter
+from tools import triton_interpreter
 
 if not triton_interpreter.is_on():
     collect_ignore = ["interpreted"]

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import triton_interpreter
 from tests.support.triton_report import INTERPRETED
+from tools import triton_interpreter
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

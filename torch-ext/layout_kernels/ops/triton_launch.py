@@ -11,9 +11,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Row numbers are 32 bits wide in the kernels (offsets are 64); a last tile may reach beyond the last row.
 MAX_ROWS = 2**31 - 2**16
 _ROW_DIMENSIONS = 3
-# Left to itself the assembler spills a few registers of some backwards to fit one more program on a multiprocessor.
-# Only NVIDIA's compiler knows the option, and it caps nothing where more than 16 warps leave 64 registers each.
-REGISTERS: dict[str, Any] = {} if torch.version.hip else {"maxnreg": 128}
 
 
 class Strides(NamedTuple):
@@ -90,6 +87,15 @@ def _merged(
 def processors(device: torch.device) -> int:
     """The multiprocessors of a device; a small number where kernels are interpreted on the CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def register_limit(warps: int) -> dict[str, int]:
+    """The option that lets a thread have 128 registers, for up to 16 warps, which share 65,536.
+
+    Left to itself the assembler spills a few registers of some backwards to fit one more program on a multiprocessor.
+    Only NVIDIA's compiler knows the option.
+    """
+    return {"maxnreg": 128} if warps <= 16 and torch.version.hip is None else {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any, **options: Any) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support import triton_interpreter
+from tools import triton_interpreter
 
 triton_interpreter.repair()
 

@@ -10,7 +10,7 @@ from layout_kernels.ops.gated_activation import triton as activation
 from layout_kernels.ops.gated_rms_norm import triton as gated
 from layout_kernels.ops.rms_norm import reference
 from layout_kernels.ops.rms_norm import triton as norm
-from tests.support.triton_interpreter import Traffic, counting
+from tools.triton_interpreter import Traffic, counting
 
 
 def values(*shape, dtype=torch.float32, seed=0):

@@ -272,7 +272,7 @@ def gated_rms_norm_backward(
         FLAVOUR=flavour, GATE_FIRST=order == "gate_then_norm", ACTIVATION=activation, WIDER=_wider(x, weight),
         GRAD_UNIT=lines.strides[0].column == 1, X_UNIT=lines.strides[1].column == 1,
         GATE_UNIT=lines.strides[2].column == 1, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        num_warps=tiles.warps, **(host.REGISTERS if tiles.warps > 8 else {}),
+        num_warps=tiles.warps, **(host.register_limit(tiles.warps) if tiles.warps > 8 else {}),
     )  # fmt: skip
     if partial is not None and grad_weight is not None:
         reduce_partials(partial, grad_weight)

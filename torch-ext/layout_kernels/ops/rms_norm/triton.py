@@ -420,7 +420,7 @@ def _backward_held(
         FLAVOUR=flavour, GRAD_UNIT=lines.strides[0].column == 1, X_UNIT=lines.strides[1].column == 1,
         ROWS=tiles.rows, COLUMNS=tiles.columns,
         HOLD_SCALE=weight is not None and tiles.columns <= 4096, SUMS_HELD=tiles.sums_held,
-        num_warps=tiles.warps, **host.REGISTERS,
+        num_warps=tiles.warps, **host.register_limit(tiles.warps),
     )  # fmt: skip
     if partial is not None and grad_weight is not None:
         reduce_partials(partial, grad_weight)

@@ -46,12 +46,12 @@ def repair() -> None:
             return _to_float32(values).view(np.uint32)
         return original(values, source, target, rounding)
 
-    def dot(self: Any, a: Any, b: Any, total: Any, *rest: Any) -> Any:
+    def dot(_self: Any, a: Any, b: Any, total: Any, *_rest: Any) -> Any:
         values = [_to_float32(side.data) if side.dtype.scalar == tl.bfloat16 else side.data for side in (a, b)]
         made = np.matmul(*values, dtype=total.data.dtype) + total.data
         return interpreter.TensorHandle(made, total.dtype.scalar)
 
-    def fma(self: Any, a: Any, b: Any, c: Any) -> Any:
+    def fma(_self: Any, a: Any, b: Any, c: Any) -> Any:
         wide = a.data.astype(np.float64) * b.data.astype(np.float64) + c.data.astype(np.float64)
         return interpreter.TensorHandle(wide.astype(c.data.dtype), c.dtype.scalar)
 
@@ -70,40 +70,51 @@ def repair() -> None:
 
 
 class Traffic:
-    """How many bytes of each named tensor kernels loaded and stored."""
+    """How many bytes kernels loaded and stored: of each named tensor, and in all."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._ranges = {
-            name: (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes(), tensor.element_size())
+            name: (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
             for name, tensor in tensors.items()
         }
         self.loaded = dict.fromkeys(tensors, 0)
         self.stored = dict.fromkeys(tensors, 0)
+        self.all_loaded = 0
+        self.all_stored = 0
 
-    def _count(self, into: dict[str, int], addresses: Any, mask: Any) -> None:
-        mask = np.broadcast_to(mask, addresses.shape)
-        touched = addresses[mask].astype(np.uint64)
-        for name, (start, size, item) in self._ranges.items():
-            into[name] += int(((touched >= start) & (touched < start + size)).sum()) * item
+    def count(self, into: dict[str, int], pointers: Any, mask: Any) -> int:
+        """Add what a load or store touches to its tensors; the bytes of all of it."""
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        touched = pointers.data[np.broadcast_to(mask, pointers.data.shape)].astype(np.uint64)
+        for name, (start, length) in self._ranges.items():
+            into[name] += int(((touched >= start) & (touched < start + length)).sum()) * size
+        return touched.size * size
 
 
 @contextmanager
 def counting(traffic: Traffic) -> Iterator[None]:
-    """Count the loads and stores of the kernels that run inside."""
+    """Count the loads and stores of the kernels that run inside; an atomic addition counts as a store."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    names = ("create_masked_load", "create_masked_store", "create_atomic_rmw")
+    load, store, add = (getattr(InterpreterBuilder, name) for name in names)
 
     def counted_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-        traffic._count(traffic.loaded, pointers.data, mask.data)
+        traffic.all_loaded += traffic.count(traffic.loaded, pointers, mask.data)
         return load(self, pointers, mask, *rest)
 
     def counted_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        traffic._count(traffic.stored, pointers.data, mask.data)
+        traffic.all_stored += traffic.count(traffic.stored, pointers, mask.data)
         return store(self, pointers, value, mask, *rest)
 
-    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = counted_load, counted_store
+    def counted_add(self: Any, kind: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        traffic.all_stored += traffic.count(traffic.stored, pointers, mask.data)
+        return add(self, kind, pointers, value, mask, *rest)
+
+    for name, function in zip(names, (counted_load, counted_store, counted_add), strict=True):
+        setattr(InterpreterBuilder, name, function)
     try:
         yield
     finally:
-        InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = load, store
+        for name, function in zip(names, (load, store, add), strict=True):
+            setattr(InterpreterBuilder, name, function)
