@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..dispatch import KernelSpec, OpContract, PreparedKernel
 from .cases import Case
-from .checks import digest, moved, validate_call, whole_memory
+from .checks import digest, moved, tensors_in, validate_call, whole_memory
 from .preparation import entry_of, select_kernel
 from .suite import OperationSuite, PreparedCase
 from .tolerance import explain_reference, in_float64
@@ -236,10 +236,7 @@ class TensorCase:
         return reason
 
     def _metadata(self, arguments: _Arguments, description: Any) -> dict[str, Any]:
-        import torch
-
-        results = description if isinstance(description, tuple) else (description,)
-        moved_bytes = [*arguments.tensors().values(), *(r for r in results if isinstance(r, torch.Tensor))]
+        moved_bytes = [*arguments.tensors().values(), *(tensor for _, tensor in tensors_in(description))]
         found: dict[str, Any] = {
             "inputs": {name: _describe(tensor) for name, tensor in arguments.tensors().items()},
             "bytes": sum(tensor.numel() * tensor.element_size() for tensor in moved_bytes),
