@@ -1,0 +1,132 @@
+"""Proves and times the Triton kernels on a GPU: one command of at most eight minutes, one report.
+
+    python tools/device_check.py --output benchmarks/results/h100
+
+It needs torch and Triton, and takes transformers and Liger into the comparison where they are installed; nothing is
+built or installed first. First the numerics of every operation, in eager mode and as CUDA graphs; then the kernels
+beside stock transformers, `F.rms_norm`, torch.compile and Liger, each result checked before it is timed. What does not
+fit into the time is listed as such. Exit status: 0 all right, 1 a result is wrong or a target missed, 2 no GPU.
+
+    TRITON_INTERPRET=1 python tools/device_check.py --interpret --output /tmp/try
+
+runs the script itself on small cases without a GPU; its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "torch-ext")]
+_PACKAGES = ("torch", "triton", "transformers", "liger-kernel", "kernels")
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tools/device_check.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="where the report is written")
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which nothing new is begun (default: 8)")
+    parser.add_argument("--interpret", action="store_true", help="try the script without a GPU, on small cases")
+    return parser.parse_args(argv)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _numerics(folder: Path, end: float) -> dict[str, str]:
+    """How the numerics of each mode ended; each runs in a process of its own, since a device is bound once."""
+    found = {}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
+    for mode in ("eager", "cudagraph"):
+        report = folder / f"numerics_{mode}.json"
+        command = [sys.executable, "-m", "layout_kernels.numerics", "--device", "cuda", "--mode", mode]
+        command += ["--output", str(report)]
+        try:
+            left = max(1.0, (end - time.monotonic()) / 2)
+            done = subprocess.run(command, env=environment, timeout=left, check=False)
+            found[mode] = "passed" if done.returncode == 0 else f"FAILED, status {done.returncode}: {report.name}"
+        except subprocess.TimeoutExpired:
+            found[mode] = "FAILED, out of time"
+    return found
+
+
+def _tried() -> dict[str, str]:
+    """In place of the numerics while interpreting: a case of each operation."""
+    from importlib import import_module
+
+    from tools import triton_interpreter
+
+    triton_interpreter.repair()
+    found = {}
+    for operation in ("rms_norm", "gated_activation", "gated_rms_norm", "rms_norm_mlp"):
+        suite = import_module(f"layout_kernels.numerics.{operation}")
+        kernel = getattr(import_module(f"layout_kernels.ops.{operation}.triton"), operation)
+        arguments = suite.arguments(suite.CASES[1])
+        found[operation] = suite.compare(kernel(*arguments), arguments) or "passed"
+    return found
+
+
+def _check(arguments: argparse.Namespace, end: float) -> int:
+    import torch
+
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    numerics = _tried() if arguments.interpret else _numerics(arguments.output, end)
+    print(f"numerics: {numerics}", flush=True)
+
+    from tools.device import measuring, report, timing
+
+    plan = measuring.SMALL if arguments.interpret else measuring.FULL
+    rows = [*_shown(measuring.norm_rows(plan, end)), *_shown(measuring.mlp_rows(plan, end))]
+    name = "interpreted on a CPU" if arguments.interpret else torch.cuda.get_device_name()
+    payload: dict[str, Any] = {
+        "device": name,
+        "versions": ", ".join(f"{package} {_version(package)}" for package in _PACKAGES),
+        "numerics": numerics,
+        "copy_bytes_per_second": timing.copy_bandwidth(plan.device),
+        "peak_bytes_per_second": timing.peak_bandwidth(name),
+        "verdicts": [] if arguments.interpret else report.verdicts(rows, timing.peak_bandwidth(name)),
+    }
+    report.write(arguments.output, payload, rows)
+    wrong = [row for row in rows if row.contender in ("layout-kernels", "composed") and row.reason.startswith("wrong")]
+    missed = [item for item in payload["verdicts"] if not item["met"]]
+    failed = [mode for mode, how in numerics.items() if how != "passed"]
+    print(
+        f"{len(rows)} measurements; {len(wrong)} of ours wrong, {len(missed)} targets missed, {len(failed)} numerics failed"
+    )
+    return 1 if wrong or missed or failed else 0
+
+
+def _shown(rows: Any) -> Any:
+    for row in rows:
+        took = f"{row.seconds * 1e6:.1f} us" if row.seconds else row.reason
+        print(f"{row.kind:20} {row.problem:6} {row.contender:30} {took}", flush=True)
+        yield row
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0 all right, 1 wrong or missed, 2 no GPU."""
+    arguments = _arguments(argv)
+    end = time.monotonic() + 60 * arguments.minutes
+    import torch
+
+    if arguments.interpret and os.environ.get("TRITON_INTERPRET") != "1":
+        print("set TRITON_INTERPRET=1: Triton reads it when it is imported")
+        return 2
+    if not arguments.interpret and not torch.cuda.is_available():
+        print("no CUDA device; --interpret tries the script without one")
+        return 2
+    return _check(arguments, end)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
