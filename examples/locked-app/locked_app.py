@@ -4,6 +4,8 @@ kernels lock .                  writes kernels.lock: the newest commit of the ve
 kernels download .              gets the variant for this machine, for `kernels.get_locked_kernel`
 python locked_app.py download   gets the whole commit, which a load without network needs
 python locked_app.py            runs, also with HF_HUB_OFFLINE=1
+
+The kernels.lock beside this file shows the form: it was written against a Hub on loopback. Lock again before use.
 """
 
 from __future__ import annotations
