@@ -101,7 +101,8 @@ def _check(arguments: argparse.Namespace, end: float) -> int:
     missed = [item for item in payload["verdicts"] if not item["met"]]
     failed = [mode for mode, how in numerics.items() if how != "passed"]
     print(
-        f"{len(rows)} measurements; {len(wrong)} of ours wrong, {len(missed)} targets missed, {len(failed)} numerics failed"
+        f"{len(rows)} measurements; {len(wrong)} of ours wrong, {len(missed)} targets missed, "
+        f"{len(failed)} numerics failed"
     )
     return 1 if wrong or missed or failed else 0
 
