@@ -129,6 +129,8 @@ if WeightConverter is not None:
             for pattern in source_patterns:
                 given = input_dict.pop(pattern, [])
                 tensors.extend(given if isinstance(given, list) else [given])
+            if layout.refusal is not None:  # raised at the end of the load, as it is; here it would be wrapped
+                return {full_layer_name: torch.cat(tensors)}
             parameter = layout.get_parameter(rule.target)
             merged = merge(tensors, rule, full_layer_name, parameter.shape)
             if len(tensors) > 1:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from .ops.rms_norm import FLAVOURS
 from .ops.rms_norm.reference import rms_norm as reference_rms_norm
-from .probing import blank_copy, examine, remembered, run, settings
+from .probing import blank_copy, check_not_sharded, examine, remembered, run, settings
 
 EPS_NAMES = ("variance_epsilon", "eps")
 SEPARATE = ("gate_proj", "up_proj", "down_proj")
@@ -150,6 +150,7 @@ def norm_class_flavour(module: nn.Module) -> tuple[str, str]:
     Raises:
         ValueError: the class computes no known flavour; names the class, the reason and the ways out.
     """
+    check_not_sharded(module)
     if torch.compiler.is_compiling():
         return _decide_while_compiling(type(module))
     finding = _norm_classes.get(type(module)) or _decide_class(type(module), module)

@@ -18,7 +18,7 @@ from torch import nn
 from . import flavours
 from .ops.gated_rms_norm import ACTIVATIONS, FLAVOURS, ORDERS
 from .ops.gated_rms_norm.reference import gated_rms_norm as reference
-from .probing import blank_copy, examine, remembered, run, settings
+from .probing import blank_copy, check_not_sharded, examine, remembered, run, settings
 
 HUB_NAME = "RMSNormGated"
 WIDTH = 24
@@ -146,6 +146,7 @@ def class_arguments(module: nn.Module) -> tuple[str, str, int | None, str, str]:
     Raises:
         ValueError: the class computes no gated norm that we know.
     """
+    check_not_sharded(module)
     if torch.compiler.is_compiling():
         return _decide_while_compiling(*_key(module))
     finding = _classes.get(_key(module)) or _decide(module)

@@ -227,17 +227,9 @@ class RMSNormMLP(nn.Module):
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """Norm and MLP on the last dimension, [..., hidden_size] to [..., hidden_size]."""
         if parts.is_plain_linear(self.gate_up_proj) and parts.is_plain_linear(self.down_proj):
-            return rms_norm_mlp(
-                hidden_states,
-                self.scale,
-                self.gate_up_proj.weight,
-                self.down_proj.weight,
-                self.variance_epsilon,
-                self.flavour,
-                self.activation,
-                self.gate_up_proj.bias,
-                self.down_proj.bias,
-            )
+            weights = self.scale, self.gate_up_proj.weight, self.down_proj.weight
+            settings = self.variance_epsilon, self.flavour, self.activation
+            return rms_norm_mlp(hidden_states, *weights, *settings, self.gate_up_proj.bias, self.down_proj.bias)
         normalised = rms_norm(hidden_states, self.scale, self.variance_epsilon, self.flavour)
         return self.down_proj(gated_activation(self.gate_up_proj(normalised), self.activation))
 

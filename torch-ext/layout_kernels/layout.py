@@ -109,6 +109,13 @@ class Layout(nn.Module):
         if self.child_names is None and model is not None:
             self.child_names = patching.children_of_fused_parent(model.get_submodule(parent_path(path)))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Tensor parallelism wraps a module's forward, to sum the gradients of q_norm over ranks for example; binding a
+        # kernel afterwards would discard that. What is wrapped is our forward already, so the wrapper stays.
+        if name == "forward" and "forward" in self.__dict__ and "_is_hooked" in self.__dict__:
+            return
+        super().__setattr__(name, value)
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         path = prefix.removesuffix(".")
         self.location = path

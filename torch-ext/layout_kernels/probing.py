@@ -57,3 +57,19 @@ def examine(probe: Callable[[], Any]) -> Any:
     """Run ``probe`` away from the device, dtype and gradient contexts that a model is built under."""
     with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
         return probe()
+
+
+def check_not_sharded(module: nn.Module) -> None:
+    """Refuse to train a hub-name layer under tensor parallelism: binding it has discarded what the plan wrapped.
+
+    transformers marks each module of such a model (``apply_tensor_parallelism``) and replaces the forward of some, to
+    sum the gradients of q_norm over ranks for example; ``kernels`` then replaces it again.
+
+    Raises:
+        ValueError: names the layers to use, whose layouts keep the wrapped forward.
+    """
+    if "_is_hooked" in module.__dict__ and module.training and torch.is_grad_enabled():
+        raise ValueError(
+            f"{type(module).__name__} is bound under its hub name in a tensor-parallel model, whose gradients would "
+            "not be summed over ranks: train with a layer that has a layout, such as CustomRMSNorm, or without kernels"
+        )
