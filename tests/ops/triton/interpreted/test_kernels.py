@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from layout_kernels.ops import gated_rms_norm as gated_module
 from layout_kernels.ops import triton_launch as host
+from layout_kernels.ops.gated_activation import reference as activation_reference
 from layout_kernels.ops.gated_activation import triton as activation
+from layout_kernels.ops.gated_rms_norm import reference as gated_reference
 from layout_kernels.ops.gated_rms_norm import triton as gated
 from layout_kernels.ops.rms_norm import reference
 from layout_kernels.ops.rms_norm import triton as norm
+from layout_kernels.ops.rms_norm_mlp import reference as mlp_reference
+from layout_kernels.ops.rms_norm_mlp import triton as mlp
 from tools.triton_interpreter import Traffic, counting
 
 
@@ -92,6 +97,44 @@ def test_the_sums_over_many_rows_are_made_in_float32():
     x = torch.ones(4096, 16, dtype=torch.bfloat16)
     _, found = norm.rms_norm_backward(torch.ones_like(x), x, x[0], 0.0, "scale_then_cast", False, True)
     assert found.tolist() == [4096.0] * 16
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_the_rows_that_a_tile_lacks_add_nothing_to_the_weight_s_gradient(eps):
+    # With eps 0 the 1 / rms of a missing row is infinite, and zero times that is NaN.
+    grad, x, weight = values(3, 24), values(3, 24, seed=1), values(24, seed=2)
+    for dtype in (torch.float32, torch.bfloat16):
+        args = grad.to(dtype), x.to(dtype), weight.to(dtype), eps, "cast_then_scale", True, True
+        _, found = norm.rms_norm_backward(*args)
+        torch.testing.assert_close(found, reference.rms_norm_backward(*args)[1])
+    settings = eps, "cast_then_scale", "gate_then_norm", 8, "silu", True, True, True
+    gate = values(3, 24, seed=3)
+    found = gated.gated_rms_norm_backward(grad, x, gate, weight, *settings)
+    wanted = gated_reference.gated_rms_norm_backward(grad, x, gate, weight, *settings)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def few_differ(found, wanted):
+    """A sum in another order turns a rounding to half precision now and then; one left out changes every fourth."""
+    assert found.dtype is wanted.dtype
+    assert (found != wanted).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_are_rounded_where_the_contract_says(dtype):
+    x, gate, weight = values(40, 96, dtype=dtype), values(40, 96, dtype=dtype, seed=1), values(96, dtype=dtype, seed=2)
+    for flavour in ("cast_then_scale", "scale_then_cast", "one_plus_scale"):
+        few_differ(norm.rms_norm(x, weight, 1e-6, flavour), reference.rms_norm(x, weight, 1e-6, flavour))
+    for order in gated_module.ORDERS:
+        for flavour in gated_module.FLAVOURS:
+            args = x, gate, weight, 1e-6, flavour, order, 32, "silu"
+            few_differ(gated.gated_rms_norm(*args), gated_reference.gated_rms_norm(*args))
+    for name in ("silu", "gelu", "gelu_tanh"):
+        few_differ(activation.gated_activation(x, name), activation_reference.gated_activation(x, name))
+    # An identity as the last product shows the roundings before it.
+    gate_up, down = values(2 * 64, 96, dtype=dtype, seed=3) / 8, torch.eye(64, dtype=dtype)
+    args = x[:5], weight, gate_up, down, 1e-6, "cast_then_scale", "silu", None, None
+    few_differ(mlp.rms_norm_mlp(*args), mlp_reference.rms_norm_mlp(*args))
 
 
 def test_rows_are_merged_as_far_as_their_strides_allow():
