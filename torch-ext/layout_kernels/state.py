@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .locations import Rule, join, source_names
+from .locations import Rule, join, parent_path, source_names
 
 
 def merge(tensors: Sequence[torch.Tensor], rule: Rule, name: str, expected: torch.Size) -> torch.Tensor:
@@ -46,8 +46,11 @@ def split(tensor: torch.Tensor, rule: Rule) -> list[torch.Tensor]:
 
 
 def layouts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Path and layout of every layout of ``model``, whichever copy of this package it belongs to."""
-    for path, module in model.named_modules():
+    """Path and layout of every layout of ``model``, whichever copy of this package it belongs to.
+
+    One that stands at two places comes twice: a state dict names its parameters at both.
+    """
+    for path, module in model.named_modules(remove_duplicate=False):
         if getattr(module, "is_layout", False):
             yield path, module
 
@@ -105,11 +108,12 @@ def accept_original_names(
     """Turn original tensors in ``state_dict`` into layout parameters, in place: a pre-hook of ``load_state_dict``.
 
     A layout that gets some of its tensors and not the others is an error even where missing keys are tolerated:
-    resuming a training run would otherwise go on with half of a layer's weights.
+    resuming a training run would otherwise go on with half of a layer's weights. So is a tensor of a module that was
+    replaced which no rule takes (an adapter of ``gate_proj``): it would be dropped.
     """
     for path, layout in layouts_of(module):
         rules = list(_named_rules(path, layout, module))
-        absent = []
+        absent, half = [], False
         for rule, target, names in rules:
             key, sources = f"{prefix}{target}", [f"{prefix}{name}" for name in names]
             if key not in state_dict and all(name in state_dict for name in sources):
@@ -124,8 +128,40 @@ def accept_original_names(
                 state_dict[key] = merged
             if key not in state_dict:
                 absent.append(f"{key} (from {', '.join(sources)})")
-        if absent and len(absent) < len(rules):
+                half = half or any(name in state_dict for name in sources)
+        if absent and (half or len(absent) < len(rules)):
             error_msgs.append(f"{type(layout).__name__} at {path!r}: the state dict lacks {'; '.join(absent)}")
+        error_msgs.extend(_without_a_place(module, state_dict, prefix, path, layout, rules))
+
+
+def _without_a_place(
+    module: nn.Module, state_dict: Mapping[str, Any], prefix: str, path: str, layout: Any, rules: Sequence[Any]
+) -> list[str]:
+    """An error where ``state_dict`` has tensors below modules that ``layout`` replaced, other than its originals."""
+    originals = {f"{prefix}{name}" for _, _, names in rules for name in names}
+    gone = {
+        parent_path(name)
+        for rule, target, names in rules
+        for name in names
+        if "." in rule.target and parent_path(name) != parent_path(target)
+    }
+    starts = tuple(f"{prefix}{name}." for name in gone)
+    lost = [key for key in state_dict if starts and key.startswith(starts) and key not in originals]
+    lost = [key for key in lost if not _has_module(module, parent_path(key.removeprefix(prefix)))]
+    if not lost:
+        return []
+    return [
+        f"{type(layout).__name__} at {path!r} stands in the place of modules that {lost} belong to (an adapter of the "
+        "stock model?): load it on the stock model, and apply kernels afterwards, which leaves such layers out"
+    ]
+
+
+def _has_module(model: nn.Module, path: str) -> bool:
+    try:
+        model.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
 
 
 def accept_original_state_dicts(model: nn.Module) -> None:
