@@ -164,10 +164,16 @@ def _has_module(model: nn.Module, path: str) -> bool:
     return True
 
 
-def accept_original_state_dicts(model: nn.Module) -> None:
-    """Let ``model.load_state_dict`` take the stock model's names, also where a Trainer or a wrapper calls it."""
-    if not any(_is_ours(hook) for hook in model._load_state_dict_pre_hooks.values()):
-        model.register_load_state_dict_pre_hook(accept_original_names)
+def accept_original_state_dicts(model: nn.Module) -> bool:
+    """Let ``model.load_state_dict`` take the stock model's names, also where a Trainer or a wrapper calls it.
+
+    Returns:
+        Whether it did not do so before.
+    """
+    if any(_is_ours(hook) for hook in model._load_state_dict_pre_hooks.values()):
+        return False
+    model.register_load_state_dict_pre_hook(accept_original_names)
+    return True
 
 
 def refuse_original_state_dicts(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from . import live, ops
+from .base import BaseKernel
 from .registry import Registry
 
 
@@ -30,15 +31,21 @@ def apply_kernel(kernel_id: str, model: nn.Module | None = None, **kwargs: Any) 
         ValueError: an unknown id (the message lists the ids), or no model.
         RuntimeError: missing dependencies, nothing in the model matched, or an optimizer holds what would be merged.
     """
+    kernel = _known(kernel_id)
+    if model is None:
+        raise ValueError(f"apply_kernel({kernel_id!r}) needs model=<the model to change>")
+    return kernel.apply(model=model, **kwargs)
+
+
+def _known(kernel_id: str) -> type[BaseKernel]:
+    """The kernel with this id, whose dependencies are met; the errors of :func:`apply_kernel` if there is none."""
     scan_all_kernels()
     kernel = Registry.get(kernel_id)
     if kernel is None:
         raise Registry.unknown(kernel_id)
-    if model is None:
-        raise ValueError(f"apply_kernel({kernel_id!r}) needs model=<the model to change>")
     if not kernel.check_deps():
         raise RuntimeError(f"the dependencies of {kernel_id!r} are not met: {kernel.__name__}.check_deps() is false")
-    return kernel.apply(model=model, **kwargs)
+    return kernel
 
 
 def apply_default_kernels(model: nn.Module, include_kernels: str | bool | None = None, **kwargs: Any) -> Any:
@@ -47,7 +54,8 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | bool | None =
     Args:
         model: a loaded model.
         include_kernels: None, False or "": nothing. "auto" or True: all kernels for the current device that find
-            something to do. Else ids, separated by commas, in order; one that is unknown or finds nothing is an error.
+            something to do. Else ids, separated by commas, in order; one that is unknown (before any is applied) or
+            finds nothing is an error.
         **kwargs: as for :func:`apply_kernel`.
     """
     if include_kernels is None or include_kernels is False or include_kernels == "":
@@ -59,16 +67,16 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | bool | None =
             if kernel is not None and kernel.check_deps():
                 try:
                     model = kernel.apply(model=model, **kwargs)
-                except live.NothingMatchedError:
-                    continue
+                except live.NothingMatchedError as error:
+                    live.warn_left_out(model, error.left_out)
         return model
     if not isinstance(include_kernels, str):
         raise TypeError(
             f"include_kernels is a comma-separated string, 'auto', a bool or None, got {include_kernels!r}"
         )
-    for kernel_id in (part.strip() for part in include_kernels.split(",")):
-        if kernel_id:
-            model = apply_kernel(kernel_id, model=model, **kwargs)
+    ids = [part.strip() for part in include_kernels.split(",") if part.strip()]
+    for kernel in [_known(kernel_id) for kernel_id in ids]:  # all are looked up before the first is applied
+        model = kernel.apply(model=model, **kwargs)
     return model
 
 
@@ -81,6 +89,8 @@ def undo(model: nn.Module, optimizer: Any = None) -> Any:
 
     Raises:
         ValueError: no kernel was applied to the model.
-        RuntimeError: an optimizer in the process holds merged parameters and was not given.
+        RuntimeError: an optimizer in the process holds merged parameters and was not given, or its state cannot be
+            split; or something was done to a kernel's modules since that would be lost (an adapter, hooks, another
+            module in their place, a kernel applied through an outer model). Nothing has changed then.
     """
     return live.undo(model, optimizer)

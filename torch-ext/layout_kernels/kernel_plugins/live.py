@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -13,15 +15,24 @@ from ..flavours import norm_flavour
 from ..models.plan import chain_of, is_mlp, is_norm
 from ..state import accept_original_state_dicts, refuse_original_state_dicts
 from . import optimizers, saving
-from .swaps import Binding, Swap, meta_twin
+from .swaps import Binding, Swap, foreign_forward, has_hooks, meta_twin
 
 APPLIED = "_layout_kernels_applied"
+HOOKED = "_layout_kernels_hooked"
 Found = tuple[list[Any], list[str]]  # exchanges (Swap or Binding), and why other modules get none
+_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 FUSED = {2: layers.RMSNormMLPLayout, 3: layers.RMSNormMLPRMSNormLayout}
 
 
 class NothingMatchedError(RuntimeError):
-    """The model has no module that a kernel fits; the message gives the reason for each that came close."""
+    """The model has no module that a kernel fits; the message gives the reason for each that came close.
+
+    ``left_out``: those of the reasons that concern layers which would fit, but cannot be merged as they are.
+    """
+
+    def __init__(self, message: str, left_out: list[str]) -> None:
+        super().__init__(message)
+        self.left_out = left_out
 
 
 def default_order(kernel_id: str) -> tuple[int, str]:
@@ -40,9 +51,9 @@ def _touched(module: nn.Module) -> str | None:
             if type(parameter) is not nn.Parameter:
                 return f"its weights are {type(parameter).__name__} (quantised or sharded)"
     for part in parts_of_it:
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+        if has_hooks(part):
             return "it has hooks, which would be lost"
-        if "forward" in vars(part) and not getattr(vars(part)["forward"], "is_linear_forward", False):
+        if foreign_forward(part):
             return "its forward was replaced (offloaded, tensor-parallel, or another kernel)"
     return None
 
@@ -126,6 +137,10 @@ def find_blocks(model: nn.Module) -> Found:
         try:
             if len(chain) == 1:
                 raise ValueError(f"no norm of {type(parent).__name__} hands its result to {name} alone")
+            if foreign_forward(parent):
+                raise ValueError(
+                    f"the forward of this {type(parent).__name__} was replaced, so who calls {name} is unknown"
+                )
             swap = _swap(parent, chain, FUSED[len(chain)])
             _refuse_shared(swap, tied)
             swaps.append(swap)
@@ -139,8 +154,8 @@ def find_linears(model: nn.Module) -> Found:
     inside = {
         id(child) for layout in model.modules() if getattr(layout, "is_layout", False) for child in layout.modules()
     }
-    plain = [m for m in model.modules() if type(m) is nn.Linear and id(m) not in inside and "forward" not in vars(m)]
-    found = [Binding(module, layers.Linear) for module in plain if parts.is_plain_linear(module)]
+    plain = [m for m in model.modules() if id(m) not in inside and parts.is_plain_linear(m)]
+    found = [Binding(m, layers.Linear) for m in plain if not hasattr(vars(m).get("forward"), "is_linear_forward")]
     return found, [] if found else ["it has no plain nn.Linear"]
 
 
@@ -160,26 +175,57 @@ def _refuse_shared(swap: Swap, shared: set[int]) -> None:
 def apply(kernel_id: str, find: Callable[[nn.Module], Found], model: Any = None, optimizer: Any = None) -> Any:
     """Exchange all modules of ``model`` that ``find`` names, or none; returns the model.
 
+    Layers that cannot be merged as they are (gate frozen alone) keep their modules, with a warning.
+
     Raises:
         ValueError: no model.
-        NothingMatchedError: ``find`` names none; with the reasons.
-        RuntimeError: an optimizer of the process holds parameters that would be merged, or they cannot be merged.
+        NothingMatchedError: ``find`` names none that can be exchanged; with the reasons.
+        RuntimeError: an optimizer of the process holds parameters that would be merged.
     """
     if model is None:
         raise ValueError(f"{kernel_id} needs model=<the model to change>")
-    swaps, reasons = find(model)
+    found, reasons = find(model)
+    swaps, left_out = _exchangeable(model, found, optimizer)
     if not swaps:
-        listed = "; ".join(reasons[:8]) or "no norm or gated MLP in it"
-        raise NothingMatchedError(f"{kernel_id} found nothing to do in {type(model).__name__}: {listed}")
+        listed = "; ".join([*left_out, *reasons][:8]) or "no norm or gated MLP in it"
+        message = f"{kernel_id} found nothing to do in {type(model).__name__}: {listed}"
+        raise NothingMatchedError(message, left_out)
     merged = [parameter for swap in swaps for _, old in swap.to_merge() for parameter in old]
     _refuse_holders(merged, optimizer, "merged")
-    for swap in swaps:
-        swap.check(optimizer)
-    _exchange(swaps, optimizer)
+    warn_left_out(model, left_out)
+    _all_or_none(swaps, lambda swap: swap.do(optimizer), lambda swap: swap.back(optimizer))
     setattr(model, APPLIED, [*getattr(model, APPLIED, []), (kernel_id, swaps)])
-    accept_original_state_dicts(model)
+    if accept_original_state_dicts(model):
+        setattr(model, HOOKED, True)
     saving.remember(model)
     return model
+
+
+def _exchangeable(model: nn.Module, found: list[Any], optimizer: Any) -> tuple[list[Any], list[str]]:
+    """Those of ``found`` that can be exchanged without loss, and path and reason of the others."""
+    swaps, left_out = [], []
+    for swap in found:
+        try:
+            swap.check(optimizer)
+            swaps.append(swap)
+        except RuntimeError as error:
+            left_out.append(f"{path_of(model, swap)}: {error}")
+    return swaps, left_out
+
+
+def warn_left_out(model: nn.Module, left_out: list[str]) -> None:
+    """Warn of layers of ``model`` that cannot be merged, once for each, however many kernels come by."""
+    told = _told.setdefault(model, set())
+    new = [reason for reason in left_out if reason not in told]
+    told.update(new)
+    if new:
+        warnings.warn(f"layers of {type(model).__name__} left as they are: {'; '.join(new)}", stacklevel=3)
+
+
+def path_of(model: nn.Module, swap: Any) -> str:
+    """Where ``swap`` takes place: the path of the parent, or of a module that stays."""
+    wanted = swap.parent if isinstance(swap, Swap) else swap.module
+    return next((path for path, module in model.named_modules() if module is wanted), type(wanted).__name__)
 
 
 def _refuse_holders(parameters: list[Any], optimizer: Any, what: str) -> None:
@@ -190,28 +236,46 @@ def _refuse_holders(parameters: list[Any], optimizer: Any, what: str) -> None:
         )
 
 
-def _exchange(swaps: list[Any], optimizer: Any) -> None:
+def _all_or_none(swaps: list[Any], do: Callable[[Any], None], back: Callable[[Any], None]) -> None:
     done: list[Any] = []
     try:
         for swap in swaps:
-            swap.do(optimizer)
+            do(swap)
             done.append(swap)
     except BaseException:
         for swap in reversed(done):
-            swap.back(optimizer)
+            back(swap)
         raise
 
 
+def _check_undo(model: nn.Module, swaps: list[Any], optimizer: Any) -> None:
+    """Raise RuntimeError, with the path, when undoing ``swaps`` in this order would lose what was done since."""
+    later: dict[tuple[int, str], Any] = {}
+
+    def holds(holder: Any, name: str) -> Any:
+        return later.get((id(holder), name), holder._modules.get(name))
+
+    for swap in swaps:
+        try:
+            swap.check_back(optimizer, holds)
+        except RuntimeError as error:
+            raise RuntimeError(f"undo of {path_of(model, swap)}: {error}. Nothing was changed") from error
+        later.update({(id(holder), name): child for holder, name, child in swap.put_back()})
+
+
 def undo(model: Any, optimizer: Any = None) -> Any:
-    """Take back all that was applied; see ``interface.undo``."""
+    """Take back all that was applied, or nothing; see ``interface.undo``."""
     applied = getattr(model, APPLIED, None)
     if not applied:
         raise ValueError(f"no kernel was applied to this {type(model).__name__}")
-    swaps = [swap for _, swaps in applied for swap in swaps]
+    swaps = [swap for _, swaps in reversed(applied) for swap in reversed(swaps)]
+    _check_undo(model, swaps, optimizer)
     _refuse_holders([p for swap in swaps for p in swap.merged_parameters()], optimizer, "split")
-    for swap in reversed(swaps):
-        swap.back(optimizer)
+    _all_or_none(swaps, lambda swap: swap.back(optimizer), lambda swap: swap.do(optimizer))
     delattr(model, APPLIED)
-    refuse_original_state_dicts(model)
+    _told.pop(model, None)
+    if hasattr(model, HOOKED):  # else the model was loaded with layouts, which remain
+        refuse_original_state_dicts(model)
+        delattr(model, HOOKED)
     saving.forget(model)
     return model

@@ -46,8 +46,30 @@ def check_merge(optimizer: Any, old: Sequence[torch.Tensor]) -> None:
         raise RuntimeError("parameters that are to be merged have different kinds of optimizer state")
     for name, first in states[0].items():
         shaped = isinstance(first, torch.Tensor) and first.shape == old[0].shape
+        if _of_another_shape(first, old[0]):
+            raise RuntimeError(
+                f"the optimizer's {name!r} has shape {tuple(first.shape)} for a parameter of {tuple(old[0].shape)} "
+                "(factored or quantised state), which cannot be merged: apply kernels before the first step, or drop "
+                "the state (optimizer.state.clear())"
+            )
         if not shaped and any(not _equal(state[name], first) for state in states[1:]):
             raise RuntimeError(f"parameters that are to be merged differ in the optimizer's {name!r}")
+
+
+def check_split(optimizer: Any, old: torch.Tensor) -> None:
+    """Raise RuntimeError when the state of ``old`` in ``optimizer`` cannot be split as the parameter is."""
+    for name, value in optimizer.state.get(old, {}).items():
+        if _of_another_shape(value, old):
+            raise RuntimeError(
+                f"the optimizer's {name!r} has shape {tuple(value.shape)} for a merged parameter of "
+                f"{tuple(old.shape)} (factored or quantised state), which cannot be split: drop the state "
+                "(optimizer.state.clear()) and undo again, or keep the kernels"
+            )
+
+
+def _of_another_shape(value: Any, parameter: torch.Tensor) -> bool:
+    """State that is neither one value for each of the parameter's, nor one for all of them, such as a step."""
+    return isinstance(value, torch.Tensor) and value.shape != parameter.shape and value.numel() > 1
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -59,18 +81,22 @@ def merge(optimizer: Any, old: Sequence[torch.Tensor], new: torch.Tensor) -> Non
     places = [_place(optimizer, parameter) for parameter in old]
     if places[0] is None:
         return
-    states = [optimizer.state.pop(parameter, {}) for parameter in old]
+    states = [optimizer.state.get(parameter, {}) for parameter in old]
+    # What may fail, for want of memory, comes before the first change.
+    merged = {
+        name: torch.cat([state[name] for state in states])
+        if isinstance(first, torch.Tensor) and first.shape == old[0].shape
+        else first
+        for name, first in states[0].items()
+    }
+    for parameter in old:
+        optimizer.state.pop(parameter, None)
     group, _ = places[0]
     index = min(place[1] for place in places if place is not None)
     group[:] = [parameter for parameter in group if not any(parameter is p for p in old)]
     group.insert(index, new)
-    if states[0]:
-        optimizer.state[new] = {
-            name: torch.cat([state[name] for state in states])
-            if isinstance(first, torch.Tensor) and first.shape == old[0].shape
-            else first
-            for name, first in states[0].items()
-        }
+    if merged:
+        optimizer.state[new] = merged
 
 
 def split(optimizer: Any, old: torch.Tensor, new: Sequence[torch.Tensor]) -> None:
@@ -79,14 +105,18 @@ def split(optimizer: Any, old: torch.Tensor, new: Sequence[torch.Tensor]) -> Non
     if place is None:
         return
     group, index = place
-    state = optimizer.state.pop(old, {})
-    group[index : index + 1] = list(new)
-    if not state:
-        return
-    for number, parameter in enumerate(new):
-        optimizer.state[parameter] = {
+    state = optimizer.state.get(old, {})
+    parts = [
+        {
             name: value.chunk(len(new))[number].clone()
             if isinstance(value, torch.Tensor) and value.shape == old.shape
             else (value.clone() if isinstance(value, torch.Tensor) else value)
             for name, value in state.items()
         }
+        for number in range(len(new))
+    ]
+    optimizer.state.pop(old, None)
+    group[index : index + 1] = list(new)
+    for parameter, part in zip(new, parts, strict=True):
+        if part:
+            optimizer.state[parameter] = part

@@ -13,13 +13,13 @@ from ..state import layouts_of
 SAVED = "_layout_kernels_conversions"
 
 
-def _pretrained(model: nn.Module) -> Any:
-    """The outermost transformers model in ``model`` (PEFT wraps it), or None."""
+def _pretrained(model: nn.Module) -> list[Any]:
+    """The transformers models in ``model``, which may be one or a wrapper (PEFT); a composite model has several."""
     if conversion.WeightConverter is None:
-        return None
+        return []
     from transformers import PreTrainedModel
 
-    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
 def _without_ours(found: Any) -> list[Any]:
@@ -27,10 +27,14 @@ def _without_ours(found: Any) -> list[Any]:
 
 
 def remember(model: nn.Module) -> None:
-    """Let ``save_pretrained`` write the original names of every layout that stands in ``model`` now."""
-    target = _pretrained(model)
-    if target is None:
-        return
+    """Let ``save_pretrained`` of ``model`` and of the models in it write the original names of their layouts."""
+    for target in _pretrained(model):
+        targets = {join(path, rule.target) for path, layout in layouts_of(target) for rule in layout.rules()}
+        if targets:
+            _remember(target, targets)
+
+
+def _remember(target: Any, targets: set[str]) -> None:
     if not hasattr(target, SAVED):
         setattr(target, SAVED, (target.__dict__.get("_weight_conversions"),))
     before = target.__dict__.get("_weight_conversions")
@@ -41,18 +45,21 @@ def remember(model: nn.Module) -> None:
         rules = get_model_conversion_mapping(target, add_legacy=False)
         before = [rule for rule in rules if not isinstance(rule, PrefixChange)]  # as revert_weight_conversion does
     ours = conversion.LayoutConverter()
-    ours.applied.targets = {join(path, rule.target) for path, layout in layouts_of(target) for rule in layout.rules()}
+    ours.applied.targets = targets
     target._weight_conversions = [*_without_ours(before), ours]
 
 
 def forget(model: nn.Module) -> None:
-    """Take back :func:`remember`."""
-    target = _pretrained(model)
-    if target is None or not hasattr(target, SAVED):
-        return
-    (before,) = getattr(target, SAVED)
-    delattr(target, SAVED)
-    if before is None:
-        target.__dict__.pop("_weight_conversions", None)
-    else:
-        target._weight_conversions = before
+    """Take back :func:`remember`, except where layouts that were applied through another model remain."""
+    for target in _pretrained(model):
+        if not hasattr(target, SAVED):
+            continue
+        if any(getattr(layout, "put_live", False) for _, layout in layouts_of(target)):
+            remember(target)
+            continue
+        (before,) = getattr(target, SAVED)
+        delattr(target, SAVED)
+        if before is None:
+            target.__dict__.pop("_weight_conversions", None)
+        else:
+            target._weight_conversions = before
