@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from torch import nn
 
@@ -26,6 +27,7 @@ class _Site:
     index: int
     call: ast.Call
     in_loop: bool
+    function: ast.FunctionDef
 
     @property
     def statement(self) -> ast.stmt:
@@ -61,7 +63,7 @@ def _child_name(node: ast.AST) -> str | None:
 
 
 @lru_cache(maxsize=512)
-def _functions(cls: type) -> tuple[ast.FunctionDef, ...] | None:
+def _functions(cls: type, _forward: Any) -> tuple[ast.FunctionDef, ...] | None:
     """The functions that instances of ``cls`` run, those of its transformers bases included; None without source."""
     found: dict[str, ast.FunctionDef] = {}
     for base in cls.__mro__:
@@ -89,7 +91,7 @@ def _uses(functions: tuple[ast.FunctionDef, ...], child: str) -> tuple[list[_Sit
                 for node in _own_nodes(statement):
                     mentions += _child_name(node) == child
                     if isinstance(node, ast.Call) and _child_name(node.func) == child:
-                        sites.append(_Site(block, index, node, in_loop))
+                        sites.append(_Site(block, index, node, in_loop, function))
     return sites, mentions
 
 
@@ -115,7 +117,9 @@ def _read_later(site: _Site, name: str) -> bool:
             return True
         if name in _names(statement, ast.Store) and isinstance(statement, ast.Assign):
             return False
-    return False
+    last = site.block[-1].end_lineno or 0  # the block is left with the name still holding the result
+    loads = (n for n in ast.walk(site.function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return any(n.id == name and n.lineno > last for n in loads)
 
 
 def _follows(first: _Site, second: _Site) -> bool:
@@ -140,14 +144,18 @@ def _follows(first: _Site, second: _Site) -> bool:
     return _names(second.statement, ast.Load).count(name) == 1 and not _read_later(second, name)
 
 
-@lru_cache(maxsize=512)
-def why_not_adjacent(cls: type, children: tuple[str, ...]) -> str | None:
+def why_not_adjacent(cls: Any, children: tuple[str, ...]) -> str | None:
     """None when ``cls`` computes ``children[-1](...children[1](children[0](x)))`` and uses no result in between.
 
     Otherwise the reason, for a message: a child is called more than once or not at all, the result of one goes
     elsewhere too, or the source cannot be read.
     """
-    functions = _functions(cls)
+    return _why_not(cls, cls.forward, children)
+
+
+@lru_cache(maxsize=512)
+def _why_not(cls: type, forward: Any, children: tuple[str, ...]) -> str | None:
+    functions = _functions(cls, forward)
     if functions is None:
         return f"the source of {cls.__name__} cannot be read"
     sites: list[_Site] = []

@@ -23,7 +23,7 @@ import torch
 
 from .locations import Rule, join, locations, parent_path, source_names
 from .pages import pages
-from .state import accept_original_state_dicts, merge, split
+from .state import accept_original_state_dicts, layouts_of, merge, split
 
 try:
     from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -72,6 +72,28 @@ def why_not_merge(model: torch.nn.Module) -> str | None:
     return None
 
 
+def remember_conversions(model: torch.nn.Module) -> None:
+    """Let every transformers model in ``model`` that holds layouts save the original names, also when saved alone.
+
+    ``from_pretrained`` gives a list of conversions to the model that it loads, and none to the models inside it.
+    """
+    from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange
+
+    for module in model.modules():
+        part: Any = module
+        if not isinstance(part, PreTrainedModel) or part.__dict__.get("_weight_conversions") is not None:
+            continue
+        targets = {join(path, rule.target) for path, layout in layouts_of(part) for rule in layout.rules()}
+        if targets:
+            found = get_model_conversion_mapping(part, add_legacy=False)
+            ours = LayoutConverter()
+            ours.applied.targets = targets
+            kept = [rule for rule in found if not isinstance(rule, LayoutConverter | PrefixChange)]
+            vars(part)["_weight_conversions"] = [*kept, ours]
+
+
 def verify_all(model: torch.nn.Module) -> None:
     """Have every layout of ``model`` checked, also those to which no checkpoint tensor leads.
 
@@ -85,6 +107,7 @@ def verify_all(model: torch.nn.Module) -> None:
             if reason is not None and hasattr(layout, "down_proj"):
                 layout.refuse(f"{reason}. Use a norm layer alone for such a load")
             layout.verify(model, path)
+    remember_conversions(model)
 
 
 def _before_renaming(key: str) -> str:
@@ -132,7 +155,10 @@ if WeightConverter is not None:
             if layout.refusal is not None:  # raised at the end of the load, as it is; here it would be wrapped
                 return {full_layer_name: torch.cat(tensors)}
             parameter = layout.get_parameter(rule.target)
-            merged = merge(tensors, rule, full_layer_name, parameter.shape)
+            if len(tensors) == len(rule.sources):  # transformers itself reports, or ignores, another shape
+                merged = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+            else:
+                merged = merge(tensors, rule, full_layer_name, parameter.shape)
             if len(tensors) > 1:
                 for tensor in tensors:
                     pages.note(tensor)

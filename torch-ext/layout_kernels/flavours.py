@@ -51,7 +51,7 @@ class MLPFinding:
 
 _norms: dict[Any, NormFinding] = {}
 _mlps: dict[Any, MLPFinding] = {}
-_norm_classes: dict[type, NormFinding] = {}
+_norm_classes: dict[tuple[type, Any], NormFinding] = {}
 
 
 def eps_of(module: nn.Module) -> tuple[str, float] | None:
@@ -113,11 +113,12 @@ def _find_norm(module: nn.Module) -> NormFinding:
 def norm_flavour(module: nn.Module) -> NormFinding:
     """Which RMSNorm flavour ``module``'s class computes with ``module``'s settings."""
     weight = getattr(module, "weight", None)
-    key = (type(module), settings(module), None if weight is None else tuple(weight.shape))
+    shape = None if weight is None else tuple(weight.shape)
+    key = (type(module), type(module).forward, settings(module), shape)
     return remembered(_norms, key, lambda: _find_norm(module))
 
 
-def _decide_class(cls: type, module: nn.Module) -> NormFinding:
+def _decide_class(cls: Any, module: nn.Module) -> NormFinding:
     finding = norm_flavour(module)
     if finding.flavour is None:
         raise ValueError(
@@ -125,14 +126,14 @@ def _decide_class(cls: type, module: nn.Module) -> NormFinding:
             f"{'; '.join(f'{k} = {v}' for k, v in DESCRIPTIONS.items())}. "
             "Leave this class out of the KernelConfig."
         )
-    _norm_classes[cls] = finding
+    _norm_classes[cls, cls.forward] = finding
     return finding
 
 
 @torch.compiler.assume_constant_result
-def _decide_while_compiling(cls: type) -> tuple[str, str]:
+def _decide_while_compiling(cls: Any) -> tuple[str, str]:
     """Flavour and eps name of a class that has not run yet: the compiler hands over the class, not the module."""
-    finding = _norm_classes.get(cls)
+    finding = _norm_classes.get((cls, cls.forward))
     if finding is None:
         try:
             small = cls(16)
@@ -153,7 +154,8 @@ def norm_class_flavour(module: nn.Module) -> tuple[str, str]:
     check_not_sharded(module)
     if torch.compiler.is_compiling():
         return _decide_while_compiling(type(module))
-    finding = _norm_classes.get(type(module)) or _decide_class(type(module), module)
+    cls: Any = type(module)
+    finding = _norm_classes.get((cls, cls.forward)) or _decide_class(cls, module)
     return str(finding.flavour), finding.eps_name
 
 
@@ -266,7 +268,7 @@ def _find_mlp(module: nn.Module) -> MLPFinding:
 
 def mlp_kind(module: nn.Module) -> MLPFinding:
     """Whether ``module`` is a plain gated MLP, and with which activation, by running a narrow copy of it."""
-    biases = tuple((n, getattr(c, "bias", None) is not None) for n, c in module.named_children())
-    others = tuple((type(c), settings(c)) for c in module.children() if not c._parameters)
-    key = (type(module), settings(module), biases, others)
+    biases = tuple((n, type(c), getattr(c, "bias", None) is not None) for n, c in module.named_children())
+    others = tuple((type(c), type(c).forward, settings(c)) for c in module.children() if not c._parameters)
+    key = (type(module), type(module).forward, settings(module), biases, others)
     return remembered(_mlps, key, lambda: _find_mlp(module))

@@ -54,7 +54,8 @@ class NormLayout(Layout):
 
     def _fill(self) -> None:
         size, self.variance_epsilon = parts.norm_arguments(self.arguments)
-        self.register_parameter("scale", nn.Parameter(torch.ones(size)) if size is not None else None)
+        start = 0.0 if self.flavour == "one_plus_scale" else 1.0  # a factor of one
+        self.register_parameter("scale", None if size is None else nn.Parameter(torch.full((size,), start)))
 
     @property
     def weight(self) -> torch.Tensor | None:
@@ -244,10 +245,10 @@ class RMSNormMLPLayout(Layout):
 
     forward = RMSNormMLP.forward
 
-    def __init__(self, norm: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, *children: Any, **kwargs: Any) -> None:
         super().__init__()
         parts.set_defaults(self)
-        self.build(lambda: self._fill(norm, mlp))
+        self.build(lambda: self._fill(*parts.fused_children(children, kwargs, ("RMSNorm", "MLP"))))
 
     def _fill(self, norm: nn.Module, mlp: nn.Module) -> None:
         parts.take_norm(self, norm)
@@ -279,10 +280,10 @@ class RMSNormMLPRMSNormLayout(Layout):
 
     forward = RMSNormMLPRMSNorm.forward
 
-    def __init__(self, norm: nn.Module, mlp: nn.Module, post_norm: nn.Module) -> None:
+    def __init__(self, *children: Any, **kwargs: Any) -> None:
         super().__init__()
         parts.set_defaults(self)
-        self.build(lambda: self._fill(norm, mlp, post_norm))
+        self.build(lambda: self._fill(*parts.fused_children(children, kwargs, ("RMSNorm", "MLP", "RMSNorm"))))
 
     def _fill(self, norm: nn.Module, mlp: nn.Module, post_norm: nn.Module) -> None:
         parts.take_norm(self, norm)

@@ -80,7 +80,10 @@ class Layout(nn.Module):
         if self.verified:
             return
         self.location = path
-        self._inspect_once(model.get_submodule(parent_path(path)))
+        place = parent_path(path)
+        while place and isinstance(model.get_submodule(place), nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            place = parent_path(place)  # a container built nothing itself
+        self._inspect_once(model.get_submodule(place))
 
     def _inspect_once(self, parent: nn.Module) -> None:
         self.verified = True

@@ -127,8 +127,8 @@ class Locations(threading.local):
         """
         index = self._index if self._index is not None else self._build()
         match = index.get(key) or self._find_sibling(key)
-        if match is not None:
-            return match
+        if match is not None or self.has(key):
+            return match  # a tensor of this very name is the model's own
         for head in {path.partition(".")[0] for path, _ in self._layouts}:
             match = index.get(join(head, key)) or self._find_sibling(join(head, key))
             if match is not None and head:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _global_hooks
 
 from . import blocks, flavours, patching
 from .layout import Layout
@@ -34,15 +35,15 @@ def mark_linear_forward(forward: Any) -> None:
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether calling ``module`` is exactly ``F.linear(x, module.weight, module.bias)``.
 
-    False for a subclass or a wrapper (LoRA, quantised), hooks (offloaded), a replaced forward other than that of our
-    own ``Linear``, and a weight that is a tensor subclass: reading the weight there would give other values than
-    calling the module.
+    False for a subclass or a wrapper (LoRA, quantised), hooks (offloaded), a replaced forward, and a weight that is a
+    tensor subclass: reading the weight there would give other values than calling the module.
     """
     return (
         type(module) is nn.Linear
         and type(module.weight) is nn.Parameter
         and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
         and not module._backward_pre_hooks
+        and not (_global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks)
         and _has_linear_forward(module)
     )
 
@@ -127,6 +128,17 @@ def set_defaults(layout: Any) -> None:
     layout.packed, layout.activation = False, "silu"
     layout.flavour, layout.variance_epsilon = "cast_then_scale", 1e-6
     layout.replaced_norms = {}
+
+
+def fused_children(children: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[str, ...]) -> tuple[Any, ...]:
+    """The modules of a fused layout, one for each of ``kinds``; else ValueError names the key that gives them."""
+    if kwargs or len(children) != len(kinds) or not all(isinstance(child, nn.Module) for child in children):
+        key = ", ".join(f'("{kind}", "<parent>.<its name>")' for kind in kinds)
+        given = [type(child).__name__ for child in children] + sorted(kwargs)
+        raise ValueError(
+            f"it is made of {len(kinds)} modules, {', '.join(kinds)}, given {given}; use the tuple key ({key})"
+        )
+    return children
 
 
 def take_norm(layout: Any, norm: nn.Module, prefix: str = "") -> None:

@@ -16,11 +16,23 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from .. import conversion, patching
 from ..parts import is_plain_linear
 from .versions import check_versions
 
-_lock = threading.RLock()
-_depth = 0
+
+class _Shared:
+    """The lock, and how often it is held: one for the process, whichever copies of this package are in it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.depth = 0
+
+
+def _shared() -> Any:
+    from transformers import monkey_patching
+
+    return vars(monkey_patching).setdefault("_layout_kernels_loading", _Shared())
 
 
 @contextmanager
@@ -90,6 +102,7 @@ def _output_recorders() -> Iterator[None]:
             if isinstance(recorded, dict) and id(recorded) not in saved:
                 saved[id(recorded)] = (recorded, {k: _recorder_state(v) for k, v in recorded.items()})
         original(model)
+        conversion.remember_conversions(model)  # for one built from a config, which no conversion reaches
 
     modeling_utils.patch_output_recorders = saving
     try:
@@ -126,16 +139,27 @@ def _loaded_names_only() -> Iterator[None]:
 
 @contextmanager
 def _class_patches() -> Iterator[None]:
-    """Put classes back that ``apply_patches`` left replaced because a constructor raised."""
+    """Put classes back that ``apply_patches`` left replaced, because a constructor raised or another thread loaded."""
     from transformers import modeling_utils
     from transformers.monkey_patching import get_patch_mapping
 
     original = modeling_utils.apply_patches
+    replaced: dict[tuple[str, str], type] = {}
+    mine: set[type] = set()
+
+    def put_back() -> None:
+        for (module, name), cls in replaced.items():
+            if vars(sys.modules[module]).get(name) in mine:
+                setattr(sys.modules[module], name, cls)
 
     @contextmanager
     def applying() -> Iterator[None]:
-        mine = set(get_patch_mapping().values())
-        before = {id(module): dict(vars(module)) for module in _transformers_modules()} if mine else {}
+        mapping = get_patch_mapping()
+        mine.update(mapping.values())
+        for module in _transformers_modules() if mapping else ():
+            for name, value in list(vars(module).items()):
+                if isinstance(value, type) and value not in mine and patching.replacement(name, mapping):
+                    replaced.setdefault((module.__name__, name), value)
         patches = original()
         try:
             with _loaded_names_only():
@@ -143,10 +167,7 @@ def _class_patches() -> Iterator[None]:
             yield
             patches.__exit__(None, None, None)
         except BaseException:
-            for module in _transformers_modules():
-                for name, value in list(vars(module).items()):
-                    if isinstance(value, type) and value in mine and id(module) in before:
-                        setattr(module, name, before[id(module)].get(name, value))
+            put_back()
             raise
 
     modeling_utils.apply_patches = applying
@@ -154,6 +175,7 @@ def _class_patches() -> Iterator[None]:
         yield
     finally:
         modeling_utils.apply_patches = original
+        put_back()
 
 
 @contextmanager
@@ -209,8 +231,8 @@ def kernel_loading(linear: bool = False) -> Iterator[None]:
 
     Admits "cpu" as a device of ``KernelConfig``. On exit, after success or an error, every process-wide registry of
     transformers that a kernel load writes to is as it was on entry, so the next stock load is stock. The loaded model
-    keeps its layers, runs, trains and saves outside. May be nested; other threads wait, since the registries are
-    shared.
+    keeps its layers, runs, trains and saves outside. May be nested; other threads that enter it wait, since the
+    registries are shared. A load that another thread makes outside of it meanwhile may get our layers.
 
     Args:
         linear: give plain ``nn.Linear`` modules the hub name "Linear", so that a ``KernelConfig`` may have that key
@@ -219,18 +241,18 @@ def kernel_loading(linear: bool = False) -> Iterator[None]:
     Raises:
         ImportError: transformers and kernels are not installed in versions that work together.
     """
-    global _depth
     check_versions()
-    with _lock, ExitStack() as stack:
-        if _depth == 0:
+    shared = _shared()
+    with shared.lock, ExitStack() as stack:
+        if shared.depth == 0:
             for scope in (_registries, _output_recorders, _class_patches, _whole_parents):
                 stack.enter_context(scope())
         else:
             stack.enter_context(_registries())
         if linear:
             stack.enter_context(_linear_has_a_hub_name())
-        _depth += 1
+        shared.depth += 1
         try:
             yield
         finally:
-            _depth -= 1
+            shared.depth -= 1

@@ -102,6 +102,8 @@ def resolve_model(source: Any) -> tuple[type[nn.Module], Any]:
     if isinstance(source, transformers.PreTrainedModel):
         return type(source), source.config
     if isinstance(source, str | Path):
+        if str(source).startswith((".", "/", "~")) and not Path(source).expanduser().exists():
+            raise ValueError(f"there is no folder {str(source)!r}")
         source = transformers.AutoConfig.from_pretrained(source)
     if not isinstance(source, transformers.PretrainedConfig):
         raise TypeError(f"expected a model, a config or the path of a checkpoint, got {type(source).__name__}")
