@@ -40,7 +40,9 @@ def test_the_runtime_dependencies_force_no_torch_and_the_licence_is_one() -> Non
 
 
 def test_the_two_commands_stand_at_the_top_of_the_readme_and_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    makefiles = [ROOT / "Makefile", *ROOT.glob("tools/*/*.mk")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in makefiles)
+    targets = set(re.findall(r"^([a-z-]+):", text, flags=re.MULTILINE))
     first_block = README.split("```")[1]
     commands = re.findall(r"^make ([a-z-]+)", first_block, flags=re.MULTILINE)
     assert commands == ["demo", "test"]
