@@ -7,7 +7,7 @@ built or installed first. First the numerics of every operation, in eager mode a
 beside stock transformers, `F.rms_norm`, torch.compile and Liger, each result checked before it is timed. What does not
 fit into the time is listed as such. Exit status: 0 all right, 1 a result is wrong or a target missed, 2 no GPU.
 
-    TRITON_INTERPRET=1 python tools/device_check.py --interpret --output /tmp/try
+    TRITON_INTERPRET=1 python tools/device_check.py --interpret --output tried
 
 runs the script itself on small cases without a GPU; its times mean nothing.
 """
