@@ -193,6 +193,8 @@ def test_a_proof_where_it_goes_to_the_mlp_alone(cls: type) -> None:
 def test_a_source_that_names_no_model_is_an_error() -> None:
     with pytest.raises(TypeError, match="expected a model, a config or the path"):
         plan(3)
+    with pytest.raises(ValueError, match="there is no folder '/nowhere'"):
+        plan("/nowhere")
     with pytest.raises(ValueError, match="give one of version and revision"):
         plan(tf.LlamaConfig(**TEXT)).kernel_config(REPO)
     assert pattern_of("model.layers.12.mlp") == "model.layers.*.mlp"
