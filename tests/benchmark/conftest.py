@@ -51,10 +51,11 @@ def load(monkeypatch):
         cli, "machine_limits", lambda device, dtypes: {"copy_bytes_per_second": 1e9, "flops_per_second": {}}
     )
     monkeypatch.setattr(QuietLoad, "load", Load(0.0, None, 1.0))
+    monkeypatch.setattr(measure, "_FIRST_PAUSE", 0.0)
     return lambda *values: monkeypatch.setattr(QuietLoad, "load", Load(*values))
 
 
 @pytest.fixture
 def settings():
     """Settings of a short measurement."""
-    return measure.Settings("cpu", 5, 2, 0, 0.05, 0.05, 2, 64)
+    return measure.Settings("cpu", 5, 2, 0.0, 0, 0.05, 0.05, 2, 64)

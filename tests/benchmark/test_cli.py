@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("clock", "load")
 
 def run(words=(), function=toy.correct, **options):
     suites = {"toy": toy.make_suite(function, **options)}
-    short = ["--iterations", "3", "--repeats", "1", "--warmup", "0"]
+    short = ["--iterations", "3", "--repeats", "1", "--seconds", "0", "--warmup", "0", "--attempts", "3"]
     return main(["--operation", "toy", *short, *map(str, words)], suites)
 
 
@@ -151,7 +151,7 @@ def test_a_capture_failure_is_written_and_raised(tmp_path, monkeypatch):
 def test_an_operation_of_the_package_is_timed_with_its_peers(tmp_path):
     path = tmp_path / "r.json"
     words = ["--operation", "rms_norm", "--rows", "2", "--widths", "16", "--peers", "--output", str(path)]
-    assert main([*words, "--iterations", "2", "--repeats", "1"]) == 0
+    assert main([*words, "--iterations", "2", "--repeats", "1", "--seconds", "0"]) == 0
     beside = json.loads(path.read_text())["cases"][0]["beside"]
     assert {"peer.torch.rms_norm", "peer.torch.compile.rms_norm"} <= {entry["implementation"] for entry in beside}
     assert all(entry["status"] == "passed" for entry in beside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,7 @@ from ..numerics.suite import OperationSuite
 from . import plot  # noqa: F401, registers its formats
 from .limits import last_level_cache, machine_limits
 from .measure import Settings
+from .memory import keep_freed_memory
 from .report import tables
 from .session import Session
 
@@ -30,12 +32,26 @@ def _share(text: str) -> float:
     return value
 
 
+def _duration(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 on, not {text}")
+    return value
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that this command has and the other has not."""
+    parser.add_argument("--iterations", type=positive, default=5, metavar="N", help="samples of a turn (default: 5)")
     parser.add_argument(
-        "--iterations", type=positive, default=20, metavar="N", help="samples of a round (default: 20)"
+        "--repeats",
+        type=positive,
+        default=20,
+        metavar="N",
+        help="rounds, at least: baseline, others, baseline, others (default: 20)",
     )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="rounds (default: 3)")
+    parser.add_argument(
+        "--seconds", type=_duration, default=2.0, metavar="S", help="of rounds for a case, at least (default: 2)"
+    )
     parser.add_argument(
         "--baseline", default="reference", metavar="NAME", help="what to compare with, as --implementation"
     )
@@ -47,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--load-limit", type=_share, default=0.05, metavar="SHARE", help="of the CPUs, by others (default: 0.05)"
     )
     parser.add_argument(
-        "--attempts", type=positive, default=3, metavar="N", help="tries where something disturbs (default: 3)"
+        "--attempts", type=positive, default=10, metavar="N", help="tries where something disturbs (default: 10)"
     )
     # A suite that tells real sizes from those that look for faults takes the real ones here.
     parser.set_defaults(cases="grid")
@@ -58,6 +74,7 @@ def _settings(common: argparse.Namespace) -> Settings:
         device=common.device,
         iterations=common.iterations,
         repeats=common.repeats,
+        seconds=common.seconds,
         warmup=common.warmup,
         drift_limit=common.drift_limit,
         load_limit=common.load_limit,
@@ -79,6 +96,7 @@ def run(request: Request) -> tuple[Report, CaptureError | None]:
     for suite, _ in request.suites:
         session.check_baseline(suite)
     described = {"mode": common.mode, "baseline": common.baseline, "peers": common.peers, **vars(settings)}
+    described["freed_memory_kept"] = keep_freed_memory(common.device)
     payload = new_payload("benchmark", request.command, common.revision, environment(common.device), described)
     plans = {suite.operation: plan for suite, plan, _, _ in work}
     payload["selection"] = [selection(operation, "candidate", plan) for operation, plan in plans.items()]

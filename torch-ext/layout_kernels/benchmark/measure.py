@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from .timers import Burst, Sample, TimerPlugin
 CACHES = ("warm", "cold")
 # A sample of short calls is taken of several, so that the clock's own grain does not show.
 _SHORTEST_SAMPLE, _MOST_REPEATS = 2e-4, 64
+# Seconds between attempts.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,13 @@ class Settings:
 
     Attributes:
         device: where.
-        iterations: samples of a round.
-        repeats: rounds; in each the baseline comes first, and once more after the last.
-        warmup: untimed calls before.
-        drift_limit: how far the second baseline may be from the first, relative to it.
+        iterations: samples of a turn.
+        repeats: rounds, at least; in each the baseline has its turn, then the others, then the baseline again, then
+            the others in the opposite order: what runs before the baseline has an effect on it, so it never is itself.
+        seconds: how long rounds go on, at least.
+        warmup: untimed calls before each turn.
+        drift_limit: how far the baseline after the others may be from that before them, and its second half from its
+            first, relative to the earlier one.
         load_limit: the share of the CPUs that others may use meanwhile.
         attempts: how often to try again what was disturbed.
         cache_bytes: what is overwritten before each cold call.
@@ -36,6 +42,7 @@ class Settings:
     device: str
     iterations: int
     repeats: int
+    seconds: float
     warmup: int
     drift_limit: float
     load_limit: float
@@ -68,8 +75,8 @@ class Comparison:
 
     Attributes:
         timings: for each name and cache the summaries of `enqueue`, `device` and `wall`, in seconds of one call.
-        baseline_rounds: for each cache the baseline's median in every round, and after the last.
-        drift: the largest distance of those from the first, relative to it.
+        baseline_rounds: for each cache the medians of the baseline's turns, two a round.
+        drift: see `drift`.
         load: what other processes did.
         invalid_because: why nothing may be concluded; empty: it may.
         discarded: the reasons of attempts that were made before.
@@ -93,8 +100,27 @@ def own_median(timing: Mapping[str, Any]) -> float:
     return float((timing["device"] or timing["wall"])["median"])
 
 
+def drift(turns: Sequence[Sequence[float]]) -> float:
+    """How far a baseline moved: of two distances the larger, signed.
+
+    One is that of the median of all turns after the others from the median of those before them: a kernel that leaves
+    the machine slower shows there. The other is that of the second half of all samples from the first: what changed
+    in the long run. Medians of many short turns are compared, since on a shared machine the speed of cache and memory
+    changes from one tenth of a second to the next, for the baseline and the others alike.
+
+    Args:
+        turns: the samples of each turn in their order, before and after the others by turns.
+    """
+    before = [sample for turn in turns[::2] for sample in turn]
+    after = [sample for turn in turns[1::2] for sample in turn]
+    samples = [sample for turn in turns for sample in turn]
+    middle = len(samples) // 2
+    pairs = ((before, after), (samples[:middle], samples[middle:]))
+    return max((median(later) / median(earlier) - 1 for earlier, later in pairs), key=abs)
+
+
 class _Recorder:
-    """Takes the samples of one subject, round after round."""
+    """Takes the samples of one subject, turn after turn."""
 
     def __init__(self, subject: Subject, settings: Settings, flush: Callable[[], Any]) -> None:
         self.subject, self._settings, self._flush = subject, settings, flush
@@ -102,8 +128,8 @@ class _Recorder:
         self._samples: dict[str, list[Sample]] = {cache: [] for cache in CACHES}
         self._calls: dict[str, int] = {}
 
-    def round(self) -> dict[str, float]:
-        """The samples of one round; their medians."""
+    def turn(self) -> dict[str, list[float]]:
+        """The samples of one turn, for each cache."""
         subject, device = self.subject, self._settings.device
         with subject.context():
             for _ in range(self._settings.warmup):
@@ -114,16 +140,16 @@ class _Recorder:
                 "warm": Burst(subject.run, subject.calls, often),
                 "cold": Burst(subject.run_cold, 1, 1, self._flush),
             }
-            medians = {}
+            own = {}
             for cache, burst in bursts.items():
                 taken = [self._timer.sample(burst, device) for _ in range(self._settings.iterations)]
                 self._samples[cache] += taken
                 self._calls[cache] = burst.calls * burst.repeats
-                medians[cache] = median(sample.own for sample in taken)
-            return medians
+                own[cache] = [sample.own for sample in taken]
+            return own
 
     def timing(self) -> dict[str, Any]:
-        """The summaries of all rounds."""
+        """The summaries of all turns."""
         return {
             cache: {**_summaries(samples), "calls_per_sample": self._calls[cache]}
             for cache, samples in self._samples.items()
@@ -143,19 +169,21 @@ def _once(baseline: Subject, others: Sequence[Subject], settings: Settings, flus
     recorders = [_Recorder(subject, settings, flush) for subject in (baseline, *others)]
     watch = LoadPlugin(settings.device.partition(":")[0])
     reading = watch.start(settings.device)
-    rounds = []
-    for _ in range(settings.repeats):
-        medians = [recorder.round() for recorder in recorders]
-        rounds.append(medians[0])
-    rounds.append(recorders[0].round())
+    turns: dict[str, list[list[float]]] = {cache: [] for cache in CACHES}
+    end = time.monotonic() + settings.seconds
+    while len(turns["warm"]) < 2 * settings.repeats or time.monotonic() < end:
+        for order in (recorders, recorders[:1] + recorders[:0:-1]):
+            taken = [recorder.turn() for recorder in order]
+            for cache in CACHES:
+                turns[cache].append(taken[0][cache])
     load: Load = watch.stop(reading)
     found = Comparison({recorder.subject.name: recorder.timing() for recorder in recorders}, load=load.as_dict())
     for cache in CACHES:
-        series = found.baseline_rounds[cache] = [medians[cache] for medians in rounds]
-        found.drift[cache] = max((value / series[0] - 1 for value in series[1:]), key=abs)
+        found.baseline_rounds[cache] = [median(samples) for samples in turns[cache]]
+        found.drift[cache] = drift(turns[cache])
         if abs(found.drift[cache]) > settings.drift_limit:
             found.invalid_because.append(
-                f"the baseline drifted by {found.drift[cache]:+.1%} ({cache} cache) from its first measurement; "
+                f"the baseline drifted by {found.drift[cache]:+.1%} ({cache} cache) while timing; "
                 f"the limit is {settings.drift_limit:.1%}"
             )
     disturbance = load.disturbance(settings.load_limit)
@@ -167,7 +195,9 @@ def _once(baseline: Subject, others: Sequence[Subject], settings: Settings, flus
 def compare(baseline: Subject, others: Sequence[Subject], settings: Settings) -> Comparison:
     """Time the baseline, the others, and the baseline again, until nothing disturbed that or the attempts are used up.
 
-    A result that is disturbed to the last is returned as invalid, with every reason.
+    A result that is disturbed to the last is returned as invalid, with every reason. Attempts are further and further
+    apart, for what disturbs usually lasts. Whether one counts depends on the baseline and the load alone, so trying
+    again favours nobody.
     """
     import torch
 
@@ -183,3 +213,4 @@ def compare(baseline: Subject, others: Sequence[Subject], settings: Settings) ->
         if found.valid or len(discarded) + 1 >= settings.attempts:
             return found
         discarded.append(found.invalid_because)
+        time.sleep(min(_FIRST_PAUSE * 2 ** (len(discarded) - 1), _LONGEST_PAUSE))
