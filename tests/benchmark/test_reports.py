@@ -126,7 +126,8 @@ def test_a_plot_of_nothing_valid_or_of_no_benchmark_is_refused(tmp_path):
 @pytest.mark.usefixtures("clock")
 def test_a_report_that_cannot_be_written_does_not_take_the_others_with_it(tmp_path, capsys, load):
     load(1.0, None, 1.0)
-    words = ["--operation", "toy", "--output", str(tmp_path / "p.png"), str(tmp_path / "r.json")]
+    quick = ["--attempts", "1", "--seconds", "0"]
+    words = ["--operation", "toy", *quick, "--output", str(tmp_path / "p.png"), str(tmp_path / "r.json")]
     assert main(words, {"toy": toy.make_suite()}) == 1
     assert (tmp_path / "r.json").exists()
     assert "nothing to plot" in capsys.readouterr().err
