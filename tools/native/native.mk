@@ -20,4 +20,4 @@ sanitize: $(STAMP)
 
 bench-cpu: $(STAMP)
 	$(PY) -m tools.native.compile
-	$(PY) benchmarks/bench_cpu.py
+	$(PY) -m benchmarks.bench_cpu $(BENCH_CPU_ARGS)

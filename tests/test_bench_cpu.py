@@ -1,0 +1,267 @@
+"""The CPU benchmark's verdicts and report, from made-up times; nothing real is timed here."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import bench_cpu, cpu_mlp, cpu_models, cpu_norms, cpu_report, cpu_timing
+from benchmarks.cpu_model_child import KINDS
+from benchmarks.cpu_plot import panels, write_plot
+from benchmarks.cpu_row import LIMIT, MET, MISSED, Row, geometric_mean
+from benchmarks.cpu_timing import Limit, WrongResultError
+
+FIELDS: dict[str, Any] = {"machine": "as avx2", "threads": 1, "case": "rms_norm_mlp 576/1536 rows 8", "dtype": "bf16"}
+# A target of 3 x stock asks for 100, the machine allows 120.
+OUT_OF_REACH = Row(**FIELDS, stock=300.0, ours=130.0, required=100.0, target="3 stock", wanted=3.0,
+                   limit="fp32 operations", limit_us=120.0, work=12e6)  # fmt: skip
+SIZES = (1, 576, 1536, 2)  # rows, width, intermediate size, bytes of an element
+WEIGHTS = 3 * 576 * 1536
+LIMITS = Limit(bandwidth=2e4, rate=1e5)
+
+
+def mlp_row(rows: int, stock: float, ours: float, wanted: float = 5.0, limit: Limit = LIMITS, **others: float) -> Row:
+    found = {"stock": stock, "ours": ours, **others}
+    return cpu_mlp.row_of(FIELDS, found, (rows, *SIZES[1:]), wanted, limit)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"ours": 100.0}, MET),
+        ({"ours": 100.1}, LIMIT),
+        ({"ours": 150.0}, LIMIT),
+        ({"ours": 150.1}, MISSED),  # beyond 120 / 0.8
+        ({"limit_us": 100.0}, MISSED),  # the machine allows what is asked
+        ({"limit_us": None, "limit": ""}, MISSED),
+        ({"compiled": 99.0}, MISSED),  # another one reaches it, so it can be reached
+        ({"functional": 100.0}, MISSED),
+        ({"ours": None}, MISSED),
+        ({"ours": 50.0, "failure": "off by 1"}, MISSED),
+    ],
+)
+def test_limit_is_for_a_target_out_of_reach_and_a_time_near_the_limit(changes: dict[str, Any], verdict: str) -> None:
+    assert replace(OUT_OF_REACH, **changes).verdict == verdict
+
+
+def test_only_a_missed_row_fails_the_run_and_so_does_an_empty_one() -> None:
+    met, missed = replace(OUT_OF_REACH, ours=90.0), replace(OUT_OF_REACH, ours=200.0)
+    assert cpu_report.status([met, OUT_OF_REACH]) == 0
+    assert cpu_report.status([met, missed]) == 1
+    assert cpu_report.status([]) == 1
+    assert cpu_report.summary([met, OUT_OF_REACH, missed]) == "3 rows: 1 met, 1 at the machine's limit, 1 missed."
+
+
+def test_never_slower_allows_three_percent_and_stock_proves_that_it_can_be_reached() -> None:
+    assert mlp_row(8, 970.0, 999.0, wanted=1.0).verdict == MET
+    slow_machine = Limit(bandwidth=1.0, rate=1.0)
+    assert mlp_row(8, 970.0, 1001.0, wanted=1.0, limit=slow_machine).verdict == MISSED
+
+
+def test_one_row_must_read_at_the_memorys_speed_and_many_multiply_at_that_of_products() -> None:
+    reading = 2 * WEIGHTS / LIMITS.bandwidth
+    assert mlp_row(1, 1e6, reading / 0.81).verdict == MET
+    assert mlp_row(1, 1e6, reading / 0.79).verdict == MISSED
+    assert mlp_row(8, 1e6, 100 * reading).verdict == MET  # no such target in between
+    products = 2 * WEIGHTS * 128 / LIMITS.rate
+    assert mlp_row(128, 1e6, products / 0.81).verdict == MET
+    assert mlp_row(128, 1e6, products / 0.79).verdict == MISSED
+
+
+def test_weights_in_a_cache_are_read_at_the_caches_speed_in_the_limit_and_not_in_the_target() -> None:
+    cached = replace(LIMITS, cached=4 * LIMITS.bandwidth)
+    memory, cache = mlp_row(1, 1e6, 1.0), mlp_row(1, 1e6, 1.0, limit=cached)
+    assert cache.limit_us == pytest.approx(memory.limit_us / 4)  # type: ignore[operator]
+    assert cache.required == memory.required
+
+
+def norm(found: dict[str, float], case: str = "rms_norm 128x576") -> Row:
+    return cpu_norms.forward_row({**FIELDS, "case": case}, found, 1000)
+
+
+def test_a_norm_is_never_behind_the_best_of_the_others() -> None:
+    times = {"ours": 10.0, "stock": 40.0, "F": 20.0, "compile": 10.0, "clone": 1.0}
+    assert norm(times).verdict == MET
+    for other in ("stock", "F", "compile"):
+        assert norm({**times, other: 9.9}).verdict == MISSED
+    assert norm({**times, "clone": 5.0}, "rms_norm 4096x4096").verdict == MISSED  # 1.5 copies
+    assert norm({**times, "clone": 7.0}, "rms_norm 4096x4096").verdict == MET
+
+
+def test_the_geometric_mean_is_that_of_the_ratios() -> None:
+    rows = [norm({"ours": 1.0, "stock": stock, "F": 50.0, "clone": 0.1}) for stock in (2.0, 8.0, 32.0)]
+    mean = geometric_mean(rows)
+    assert mean.speedup == pytest.approx(8.0)
+    assert (mean.verdict, mean.case) == (MET, "rms_norm, geometric mean of 3")
+    rows[2] = norm({"ours": 1.0, "stock": 3.9, "F": 50.0, "clone": 0.1})
+    assert geometric_mean(rows).verdict == MISSED
+    assert geometric_mean([*rows, replace(rows[0], ours=None, failure="wrong")]).verdict == MISSED
+
+
+def test_a_wrong_result_of_ours_has_no_speed_and_a_wrong_peer_no_column() -> None:
+    right, wrong = torch.ones(4), torch.tensor([1.0, 1.0, 1.0, 1.1])
+    calls = {"ours": lambda: right, "stock": lambda: right, "F": lambda: wrong, "clone": lambda: None}
+    assert set(cpu_timing.right_ones("case", calls)[0]) == {"ours", "stock", "clone"}
+    for bad in (wrong, right * float("nan"), torch.ones(1)):
+        with pytest.raises(WrongResultError, match="no speed is measured"):
+            cpu_timing.right_ones("case", {**calls, "ours": lambda bad=bad: bad})
+    with pytest.raises(WrongResultError):  # the second gradient
+        cpu_timing.check("case", (right, wrong), (right, right))
+
+
+def test_a_wrong_kernel_gives_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_norms.layout_kernels, "rms_norm", lambda x, *_: x * 2)
+    options = Namespace(compile=False, seconds=0.0, quick=True)
+    row = cpu_norms._forward_row("avx2", options, "fp32", "4x8", torch.randn(4, 8))
+    assert (row.ours, row.stock, row.verdict) == (None, None, MISSED)
+    assert "MISSED: rms_norm 4x8 fp32 by ours: off by" in cpu_report.line(row)
+
+
+def test_calls_are_measured_in_turns_and_the_shortest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, order = [0.0], []
+    durations = {"ours": iter((3.0, 1.0)), "stock": iter((5.0, 7.0))}
+
+    def call(name: str) -> None:
+        order.append(name)
+        now[0] += next(durations[name])
+
+    monkeypatch.setattr(cpu_timing, "clock", lambda: lambda: now[0])
+    calls = {name: lambda name=name: call(name) for name in durations}
+    assert cpu_timing.shortest(calls, {"ours": 3.0, "stock": 5.0}, 0.0) == {"ours": 1e6, "stock": 5e6}
+    assert order == ["ours", "stock"] * 2
+
+
+def test_the_table_shows_each_contender_and_marks_where_ours_is_behind() -> None:
+    row = replace(OUT_OF_REACH, functional=140.0, compiled=120.0)
+    cells = [cell.strip() for cell in cpu_report.line(row).strip("|").split("|")]
+    named = dict(zip(cpu_report.TITLES, cells, strict=True))
+    assert (named["stock"], named["F"], named["compile"], named["ours"]) == ("300.0", "140.0", "120.0", "130.0")
+    assert (named["x stock"], named["x best other"]) == ("2.31", "**0.92**")
+    assert (named["of its limit"], named["verdict"]) == ("0.92 of fp32 operations", "limit")
+    assert "| - | - | 130.0 |" in cpu_report.line(OUT_OF_REACH)
+
+
+def test_the_profile_says_what_a_target_needs_beside_what_the_machine_does() -> None:
+    assert cpu_report.profile([replace(OUT_OF_REACH, ours=100.0)]) == []
+    (text,) = cpu_report.profile([replace(OUT_OF_REACH, threads=2, profile="norm 1.0 us")])
+    assert "**limit**. needs 60.0 GFLOP/s a thread, fp32 products reach 50.0, ours 46.2, stock 20.0" in text
+    assert "asks for 1.20 times the limit; norm 1.0 us" in text
+    (memory,) = cpu_report.profile([Row(**FIELDS, stock=1.0, ours=3.0, required=2.0, unit="MiB")])
+    assert "3.0 MiB, allowed 2.0" in memory
+
+
+def test_the_parts_of_an_mlp_have_their_rate_and_their_share_of_the_limit() -> None:
+    products = 2 * 2 * 576 * 1536 * 128 / LIMITS.rate
+    text = cpu_mlp.profile_of({"norm": 14.7456, "gate_up": 2 * products}, (128, *SIZES[1:]), LIMITS)
+    assert text.startswith("norm 14.7 us at 20.0 GB/s (1.00 of bytes); gate_up ")
+    assert text.endswith("at 50.0 GFLOP/s (0.50 of fp32 operations)")
+
+
+def test_the_report_holds_every_row_and_explains_the_verdicts(tmp_path: Path) -> None:
+    rows = [OUT_OF_REACH, replace(OUT_OF_REACH, ours=90.0, case="rms_norm_mlp 576/1536 rows 32")]
+    cpu_report.write(rows, tmp_path, 61.0)
+    text = (tmp_path / "cpu.md").read_text()
+    assert all(cpu_report.line(row) in text for row in rows)
+    assert "2 rows: 1 met, 1 at the machine's limit, 0 missed." in text
+    assert "**verdict**" in text
+    assert "out of reach on this machine" in text
+    assert text.count("- as avx2, 1 thr, ") == 1
+    entries = json.loads((tmp_path / "cpu.json").read_text())
+    assert [entry.pop("verdict") for entry in entries] == [LIMIT, MET]
+    assert [Row(**entry) for entry in entries] == rows
+    assert "<svg" in (tmp_path / "cpu.svg").read_text()
+
+
+def findings() -> cpu_models.Findings:
+    found = cpu_models.Findings(limits={1: LIMITS}, sizes={"layers": 10**6, "head": 10**5})
+    for what in cpu_models.CASES:
+        found.times |= {(1, what, kind): 1e5 / (index + 1) for index, kind in enumerate(KINDS)}
+    found.peaks = dict(zip(KINDS, (1000.0, 1020.0, 1021.0), strict=True))
+    return found
+
+
+def test_the_model_has_targets_by_variant_and_is_only_never_slower_with_bf16_instructions() -> None:
+    found = findings()
+    verdicts = {
+        (what, kind): found.speed_row("m", (1, what, kind), False).verdict
+        for what in cpu_models.CASES
+        for kind in cpu_models.OURS
+    }
+    fused, linear = cpu_models.OURS
+    assert verdicts == {
+        ("prefill", fused): MET,  # 2 of 1.8
+        ("prefill", linear): MISSED,  # 3 of 5
+        ("decode", fused): MET,  # 2 of 1.4
+        ("decode", linear): MET,  # 3 of 2.5
+    }
+    assert found.speed_row("m", (1, "prefill", linear), True).verdict == MET
+    found.times[1, "prefill", linear] = 1.04e5
+    assert found.speed_row("m", (1, "prefill", linear), True).verdict == MISSED
+
+
+def test_peak_memory_may_be_above_stock_by_the_noise_only() -> None:
+    fused, linear = cpu_models.OURS
+    assert findings().memory_row("m", 1, fused).verdict == MET
+    assert findings().memory_row("m", 1, linear).verdict == MISSED
+
+
+def test_a_model_whose_tokens_differ_has_no_speed() -> None:
+    found, kind = findings(), cpu_models.OURS[0]
+
+    class Answers:
+        def __init__(self, name: str, answer: Any) -> None:
+            self.kind, self.ask = name, lambda _: answer
+
+    same, other = {"equal": 32, "total": 32}, {"equal": 31, "total": 32}
+    cpu_models._compare(found, [Answers(KINDS[0], None), Answers(kind, other), Answers(KINDS[2], same)])  # type: ignore[list-item]
+    row = found.speed_row("m", (1, "decode", kind), False)
+    assert (row.ours, row.verdict, row.failure) == (
+        None,
+        MISSED,
+        "tokens differ at 1 of 32 positions; no speed counts",
+    )
+    assert found.memory_row("m", 1, kind).ours is None
+    assert found.speed_row("m", (1, "decode", KINDS[2]), False).ours
+
+
+def test_without_the_checkpoint_every_row_of_the_model_says_so_and_misses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("pip could not download\nthe model")
+
+    monkeypatch.setattr(cpu_models, "ensure_checkpoint", fail)
+    options = Namespace(threads=[2, 1], quick=False, seconds=0.5)
+    rows = list(cpu_models.model_rows("avx2", options, False, None))  # type: ignore[arg-type]
+    assert len(rows) == 2 * 2 * 2 + 2
+    assert {(row.verdict, row.failure) for row in rows} == {(MISSED, "pip could not download the model")}
+    assert cpu_report.status(rows) == 1
+
+
+def test_a_processor_stands_for_the_plainer_ones_that_it_is_above() -> None:
+    assert bench_cpu.machines(["portable", "avx2"]) == ["native"]
+    assert bench_cpu.machines(["portable", "avx2", "avx512"]) == ["native", "as avx2"]
+    assert bench_cpu.machines(["portable", "avx2", "avx512", "avx512_bf16"]) == ["native", "as avx512", "as avx2"]
+
+
+def test_the_plot_has_a_panel_for_each_group_and_leaves_out_what_has_no_speed(tmp_path: Path) -> None:
+    fused = cpu_models.OURS[0]
+    rows = [
+        findings().speed_row("as avx2", (1, "decode", fused), False),
+        findings().memory_row("as avx2", 1, fused),
+        replace(OUT_OF_REACH, ours=None, dtype="fp32"),
+        OUT_OF_REACH,
+        norm({"ours": 1.0, "stock": 2.0, "clone": 0.1}),
+        geometric_mean([norm({"ours": 1.0, "stock": 2.0, "clone": 0.1})]),
+    ]
+    found = panels(rows)
+    assert list(found) == ["RMSNorm, 1 thr", "norm + MLP, bf16, as avx2", "SmolLM2-135M, bf16, 1 thr"]
+    assert [len(members) for members in found.values()] == [2, 1, 1]
+    write_plot(rows, tmp_path / "plot.svg")
+    text = (tmp_path / "plot.svg").read_text()
+    assert all(title in text for title in found)
+    write_plot([], tmp_path / "empty.svg")
