@@ -165,3 +165,39 @@ def test_selecting_binds_nothing_and_an_operator_is_lent_only_for_a_while():
     with in_use(plan, "cpu"):
         pass
     assert dict(table) == before
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda tensor: tensor[None]], ids=["dtype", "shape"])
+@pytest.mark.parametrize("operation", SUITES)
+def test_a_reference_of_another_dtype_or_shape_is_caught_though_it_agrees_with_itself(operation, change, monkeypatch):
+    from importlib import import_module
+
+    from layout_kernels.numerics import tensor_suite
+
+    suite, name = SUITES[operation], discover()[operation].operation.follows or operation
+    module = import_module(f"layout_kernels.ops.{name}.reference")
+    right = getattr(module, operation)
+
+    def wrong(*args):
+        result = right(*args)
+        if isinstance(result, tuple):
+            return tuple(None if item is None else change(item) for item in result)
+        return change(result)
+
+    wrong.__signature__ = tensor_suite.inspect.signature(right)
+    monkeypatch.setattr(module, operation, wrong)
+    plan = suite.prepare("cpu", "eager", "reference")
+    plan = type(plan)(plan.spec, wrong, plan.excluded)
+    case = suite.cases(parsed(suite))[0]
+    outcome = verify_case(operation, case, plan, device="cpu", mode="eager", warmup=0)
+    assert "as the operator describes it" in outcome.row["reason"]
+
+
+def test_a_size_that_is_no_size_is_refused_and_one_given_twice_is_one_case(capsys):
+    suite = SUITES["linear"]
+    # 0 would be taken for what is not given, under the name of a case that says 0.
+    for value in ("0", "-1"):
+        with pytest.raises(SystemExit):
+            parsed(suite, ["--factors", value])
+        assert f"at least 1, not '{value}'" in capsys.readouterr().err
+    assert len(suite.cases(parsed(suite, ["--rows", "2", "2", "--widths", "8", "--factors", "1", "1"]))) == 1

@@ -7,7 +7,7 @@ process that uses others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -18,6 +18,7 @@ from ..dispatch.catalog import Entry, discover, import_backends
 from ..dispatch.registry import REGISTRIES
 from ..dispatch.runtime import RUNTIME, device_type
 from ..dispatch.selection import PREFIX, incompatibility, parse_overrides, select
+from .checks import structure_difference
 
 
 def entry_of(operation: str) -> Entry:
@@ -77,6 +78,35 @@ def operator_of(entry: Entry) -> Any:
     """The torch operator of an operation or of a backward."""
     module = import_module(f"{entry.package}.operator")
     return module.FORWARD if entry.operation.follows is None else module.BACKWARD
+
+
+def described_result(
+    operation: str, reference: Callable[..., Any], arguments: Sequence[Any], *, as_operator: bool
+) -> Any:
+    """The structure, shapes and dtypes of an operation's result, as tensors without values.
+
+    Args:
+        operation: its name.
+        reference: of the operation.
+        arguments: of the operation.
+        as_operator: whether the operator is called, which has an empty tensor where the reference has None.
+
+    Raises:
+        ValueError: the reference has another result than the operator's own description, which is written apart from
+            it; nothing is proven by such a reference, itself least of all.
+    """
+    import torch
+
+    bare = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in arguments]
+    result, described = reference(*bare), operator_of(entry_of(operation))(*bare)
+    filled = result
+    if isinstance(result, tuple):
+        empty = next(item for item in result if item is not None).new_empty(0)
+        filled = tuple(empty if item is None else item for item in result)
+    difference = structure_difference(filled, described, "meta", "the reference's result")
+    if difference is not None:
+        raise ValueError(f"{difference}, as the operator describes it")
+    return filled if as_operator else result
 
 
 def compatible_names(operation: str, device: str, mode: str) -> tuple[str, ...]:

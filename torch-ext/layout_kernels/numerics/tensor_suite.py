@@ -10,9 +10,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..dispatch import KernelSpec, OpContract, PreparedKernel
+from .arguments import positive
 from .cases import Case
 from .checks import digest, moved, tensors_in, validate_call, whole_memory
-from .preparation import entry_of, select_kernel
+from .preparation import described_result, entry_of, select_kernel
 from .suite import OperationSuite, PreparedCase
 from .tolerance import explain_reference, in_float64
 
@@ -24,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of a case that the command line may vary: `--<flag> VALUE...`."""
+    """A setting of a case that the command line may vary: `--<flag> VALUE...`; without choices numbers from 1 on."""
 
     flag: str
     setting: str
@@ -106,7 +107,7 @@ def _add_arguments(parser: argparse.ArgumentParser, grid: Grid) -> None:
     group.add_argument("--widths", nargs="+", type=int, metavar="N", help=f"default: {_words(grid.widths)}")
     group.add_argument("--dtypes", nargs="+", choices=DTYPES, metavar="NAME", help=f"default: {_words(grid.dtypes)}")
     for option in grid.options:
-        kind: Any = str if option.choices else int
+        kind: Any = str if option.choices else positive
         text = f"{option.help or 'of ' + _words(option.choices or ())}; default: {_words(option.default)}"
         group.add_argument(
             f"--{option.flag}", nargs="+", type=kind, choices=option.choices, metavar="VALUE", help=text
@@ -127,7 +128,7 @@ def _cases(options: argparse.Namespace, rules: Rules) -> list[Case]:
         raise ValueError(f"{', '.join(asked)} ask for a grid; leave --cases listed out")
     if options.cases != "grid" and not asked:
         return list(rules.listed)
-    rows, widths, dtypes, *rest = (given[flag] or default for flag, default in flags.items())
+    rows, widths, dtypes, *rest = (dict.fromkeys(given[flag] or default) for flag, default in flags.items())
     if min((*rows, *widths)) < 1:
         raise ValueError("--rows and --widths must be at least 1")
     names = [option.setting for option in grid.options]
@@ -200,9 +201,8 @@ class TensorCase:
 
         arguments = _Arguments(self.case, self.rules, self.device)
         reference = self.rules.reference()
-        description = _on_meta(reference, arguments.here)
-        if isinstance(plan.function, torch._ops.OpOverload):
-            description = _without_none(description)
+        as_operator = isinstance(plan.function, torch._ops.OpOverload)
+        description = described_result(self.rules.operation, reference, arguments.here, as_operator=as_operator)
 
         def function() -> Any:
             return plan.function(*arguments.there)
@@ -281,17 +281,3 @@ class _Arguments:
         for old, new in zip(self.there, self._make(case), strict=True):
             if isinstance(old, torch.Tensor):
                 whole_memory(old).copy_(whole_memory(new))
-
-
-def _on_meta(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    import torch
-
-    return function(*(value.to("meta") if isinstance(value, torch.Tensor) else value for value in arguments))
-
-
-def _without_none(description: Any) -> Any:
-    """What an operator returns where the callable returns None: an empty tensor."""
-    if not isinstance(description, tuple):
-        return description
-    empty = next(item for item in description if item is not None).new_empty(0)
-    return tuple(empty if item is None else item for item in description)
