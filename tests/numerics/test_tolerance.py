@@ -94,3 +94,9 @@ def test_a_layout_that_needs_more_dimensions_is_refused():
         lay_out(torch.zeros(2, 3), "heads")
     with pytest.raises(ValueError, match="layout must be one of"):
         lay_out(torch.zeros(2, 3), "sideways")
+
+
+def test_a_bound_that_is_not_a_number_bounds_nothing():
+    ones = torch.ones(2)
+    bound = torch.tensor([0.0, float("nan")], dtype=torch.float64)
+    assert "result[1]" in explain("result", ones, ones, ones.double(), bound)

@@ -99,6 +99,8 @@ def explain(
     own = (reference.double() - exact).abs()
     excess = (result.double() - exact).abs() - own - bound
     excess = torch.where(finite & torch.isfinite(exact), excess, torch.full_like(excess, -1.0))
+    # A bound that is NaN bounds nothing.
+    excess = torch.where(excess.isnan(), torch.full_like(excess, float("inf")), excess)
     if excess.numel() and bool((excess > 0).any()):
         where = [int(i) for i in torch.unravel_index(excess.argmax(), excess.shape)]
         at = tuple(where)
