@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import namedtuple
 
 import pytest
 import torch
 
+from layout_kernels.numerics.checks import on_cpu, structure_difference
 from layout_kernels.numerics.modes import CaptureError, ModePlugin
 from layout_kernels.numerics.verify import verify_case
 
@@ -69,6 +71,20 @@ def unwritten(x, scale):
     return {**result, "scaled": out}
 
 
+def same_memory_by_another_name(x, scale):
+    return {**toy.correct(x, scale), "parts": [torch.from_numpy(x.numpy()[1:]), (x * 0).to(torch.int32)]}
+
+
+def turns_its_input(x, scale):
+    result = toy.correct(x.clone(), scale)
+    x.unsqueeze_(0)
+    return result
+
+
+def ends_the_process(x, scale):
+    raise SystemExit(0)
+
+
 def raises(x, scale):
     raise RuntimeError("no such device")
 
@@ -79,6 +95,9 @@ def raises(x, scale):
         (wrong_element, "is not"),
         (mutates, "x was written to"),
         (view_of_input, r"shares memory with inputs\['x']"),
+        (same_memory_by_another_name, r"\['parts'\]\[0\] shares memory with inputs\['x']"),
+        (turns_its_input, "x has another shape"),
+        (ends_the_process, "SystemExit: 0"),
         (wrong_dtype, "torch.float64"),
         (wrong_shape, r"\(1, 5\)"),
         (wrong_keys, "must be a mapping with"),
@@ -221,6 +240,21 @@ def test_a_validation_without_a_verdict_is_a_failure(verdict):
             return type(prepared)(prepared.function, lambda function: verdict)
 
     assert "must return a mapping" in verify(toy.correct, case=Silent(5, 2.0)).row["reason"]
+
+
+def test_a_case_that_cannot_say_whether_it_applies_is_a_failure():
+    class Unsure(toy.ToyCase):
+        def unsupported_reason(self, plan):
+            raise ValueError("no such field")
+
+    assert verify(toy.correct, case=Unsure(5, 2.0)).row["reason"] == "run: ValueError: no such field"
+
+
+def test_a_named_tuple_stays_one_and_what_cannot_be_looked_into_does_not_pass():
+    pair = namedtuple("pair", "one other")(torch.ones(2), None)
+    assert type(on_cpu(pair)) is type(pair)
+    assert structure_difference(pair, pair, "cpu") is None
+    assert "cannot be looked into" in structure_difference([{1}], [{1}], "cpu")
 
 
 def test_what_does_not_apply_is_not_run():

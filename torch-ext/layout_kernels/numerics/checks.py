@@ -14,6 +14,10 @@ from .suite import FAILED, PASSED
 if TYPE_CHECKING:
     import torch
 
+# What a result may be made of besides tensors.
+_PLAIN = (type(None), bool, int, float, complex, str)
+_STRUCTURE = "tensors, tuples, lists, mappings, numbers, text and None"
+
 
 def tensors_in(value: Any, place: str = "result") -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of a nested structure of tuples, lists and mappings, each with the name of its place."""
@@ -38,7 +42,8 @@ def on_cpu(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: on_cpu(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(on_cpu(item) for item in value)
+        items = [on_cpu(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
@@ -71,6 +76,8 @@ def structure_difference(result: Any, expected: Any, device: str, place: str = "
             size = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
             return f"{place} is {type(result).__name__}{size}; it must be {type(expected).__name__} of {len(expected)}"
         items = [(f"{place}[{i}]", one, other) for i, (one, other) in enumerate(zip(result, expected, strict=True))]
+    elif not isinstance(expected, _PLAIN):
+        return f"{place} is {type(result).__name__}; what is not made of {_STRUCTURE} cannot be looked into"
     else:
         return None if type(result) is type(expected) else f"{place} is {result!r}; it must be {expected!r}"
     differences = (structure_difference(one, other, device, where) for where, one, other in items)
@@ -122,16 +129,23 @@ def digest(result: Any) -> str:
     return found.hexdigest()
 
 
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr(), tensor.untyped_storage().nbytes()
+
+
 class Snapshot:
     """The memory of some inputs, gaps included, at one time."""
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
         self._inputs = inputs
         self._before = {name: whole_memory(tensor).clone() for name, tensor in inputs.items()}
+        self._places = {name: _place(tensor) for name, tensor in inputs.items()}
 
     def mutated(self, allowed: Collection[str] = ()) -> str | None:
         """Which input has been written to since, or None."""
         for name, tensor in self._inputs.items():
+            if _place(tensor) != self._places[name]:
+                return f"{name} has another shape, dtype or place in memory than before"
             if name not in allowed and not _same_bits(whole_memory(tensor), self._before[name]):
                 return f"{name} was written to; the contract says that only {', '.join(allowed) or 'nothing'} is"
         return None
@@ -139,16 +153,19 @@ class Snapshot:
 
 def shared_memory(result: Any, others: Any, what: str) -> str | None:
     """Which tensor of a result lies in the memory of one of the others, or None."""
-    owners = {
-        tensor.untyped_storage().data_ptr(): name
-        for name, tensor in tensors_in(others, what)
-        if tensor.untyped_storage().nbytes()
-    }
+    owners = [(*_addresses(tensor), name) for name, tensor in tensors_in(others, what)]
     for name, tensor in tensors_in(result):
-        owner = owners.get(tensor.untyped_storage().data_ptr()) if tensor.untyped_storage().nbytes() else None
-        if owner is not None:
-            return f"{name} shares memory with {owner}; the contract says that a result has memory of its own"
+        first, end = _addresses(tensor)
+        for start, stop, owner in owners:
+            if max(first, start) < min(end, stop):
+                return f"{name} shares memory with {owner}; the contract says that a result has memory of its own"
     return None
+
+
+def _addresses(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the memory that a tensor is a view of begins and ends: two storages may be parts of one memory."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def failed(reason: str) -> dict[str, Any]:

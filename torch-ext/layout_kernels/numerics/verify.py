@@ -25,12 +25,14 @@ class Outcome:
         row: its entry in a report.
         prepared: its inputs and function, where it passed.
         runner: the call made ready in the mode, where it passed.
+        single: the same as a runner of one call, where it was asked for and passed.
         error: why it could not be compiled or captured; to be raised once it is reported.
     """
 
     row: dict[str, Any]
     prepared: PreparedCase | None = None
     runner: Runner | None = None
+    single: Runner | None = None
     error: CaptureError | None = None
     _stages: list[dict[str, Any]] = field(default_factory=list)
 
@@ -92,19 +94,40 @@ def verify_case(
     `Outcome.error` to be raised. Nothing is run in another mode or by another implementation instead.
     """
     outcome = Outcome(new_row(operation, case, plan))
-    reason = case.unsupported_reason(plan)
-    if reason is not None:
-        outcome.row.update(status=NOT_APPLICABLE, reason=reason)
-        return outcome
-    try:
+    with _failures_of(outcome):
+        reason = case.unsupported_reason(plan)
+        if reason is not None:
+            outcome.row.update(status=NOT_APPLICABLE, reason=reason)
+            return outcome
         with in_use(plan, device):
             _prove(outcome, case, plan, device, mode, warmup)
+    return outcome
+
+
+def verify_single(outcome: Outcome, plan: PreparedKernel, *, device: str, mode: str) -> None:
+    """Make what has passed ready as a runner of one call too, which is another graph, and judge that one as well."""
+    prepared, runner = outcome.prepared, outcome.runner
+    if prepared is None or runner is None:
+        return
+    if runner.calls == 1:
+        outcome.single = runner
+        return
+    with _failures_of(outcome), in_use(plan, device):
+        single = ModePlugin(mode).prepare(prepared.function, device, 1)
+        if verify_runner(outcome, prepared, single, "one call, "):
+            outcome.single = single
+
+
+@contextmanager
+def _failures_of(outcome: Outcome) -> Iterator[None]:
+    """Whatever is raised meanwhile is a failure of this case, and ends no run; an implementation may not end it."""
+    try:
+        yield
     except CaptureError as error:
         outcome.settle("capture", failed(str(error)))
         outcome.error = error
-    except Exception as error:  # noqa: BLE001, whatever an implementation raises is its failure in this case
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         outcome.settle("run", failed(f"{type(error).__name__}: {error}"))
-    return outcome
 
 
 def _prove(outcome: Outcome, case: KernelCase, plan: PreparedKernel, device: str, mode: str, warmup: int) -> None:
@@ -125,16 +148,23 @@ def _prove(outcome: Outcome, case: KernelCase, plan: PreparedKernel, device: str
         outcome.prepared, outcome.runner = prepared, runner
 
 
-def verify_runner(outcome: Outcome, prepared: PreparedCase, runner: Runner) -> bool:
-    """Judge all outputs of a runner, with changed inputs and with the first ones again; whether all passed."""
+def verify_runner(outcome: Outcome, prepared: PreparedCase, runner: Runner, what: str = "") -> bool:
+    """Judge all outputs of a runner, with changed inputs and with the first ones again; whether all passed.
+
+    Args:
+        outcome: where the verdicts are recorded.
+        prepared: of the case.
+        runner: what is judged.
+        what: with which the names of its stages begin.
+    """
     if prepared.change is None:
         if runner.is_graph:
             reason = "the suite's PreparedCase has no `change`; a graph is proven only by replaying on other inputs"
-            return outcome.settle("changed inputs", failed(reason))
-        return outcome.settle("unchanged inputs", judge_outputs(prepared, runner))
+            return outcome.settle(f"{what}changed inputs", failed(reason))
+        return outcome.settle(f"{what}unchanged inputs", judge_outputs(prepared, runner))
     for seed in _SEEDS:
         prepared.change(seed)
-        if not outcome.settle(f"inputs of seed +{seed}", judge_outputs(prepared, runner)):
+        if not outcome.settle(f"{what}inputs of seed +{seed}", judge_outputs(prepared, runner)):
             return False
     return True
 
