@@ -8,6 +8,7 @@ import pytest
 
 from layout_kernels.benchmark import main
 from layout_kernels.numerics.modes import CaptureError, ModePlugin
+from layout_kernels.numerics.preparation import compatible_names
 from tests.numerics import toy
 from tests.numerics.graphs import BrokenGraph, FakeGraph
 
@@ -155,3 +156,77 @@ def test_an_operation_of_the_package_is_timed_with_its_peers(tmp_path):
     beside = json.loads(path.read_text())["cases"][0]["beside"]
     assert {"peer.torch.rms_norm", "peer.torch.compile.rms_norm"} <= {entry["implementation"] for entry in beside}
     assert all(entry["status"] == "passed" for entry in beside)
+
+
+def lasts(calls):
+    """A kernel that is right until it has been called so often."""
+    made = []
+
+    def tires(x, scale):
+        made.append(1)
+        if len(made) > calls:
+            raise RuntimeError("no more")
+        return toy.correct(x, scale)
+
+    return tires
+
+
+# Five calls prove it, and its two turns are of seven calls each.
+@pytest.mark.parametrize(("calls", "when"), [(8, "while timing"), (5 + 2 * 7, "after timing")])
+def test_a_kernel_that_raises_when_it_is_timed_fails_and_the_cases_after_it_are_run(tmp_path, calls, when):
+    report = report_of(tmp_path, ["--sizes", 3, 4], lasts(calls), expect=1)
+    assert [row["status"] for row in report["cases"]] == ["failed", "failed"]
+    assert report["cases"][0]["reason"] == f"toy.candidate {when}: RuntimeError: no more"
+    assert report["cases"][0]["comparison"] is None
+
+
+def test_a_peer_that_raises_when_it_is_timed_is_named_and_ours_still_is_timed(tmp_path):
+    report = report_of(tmp_path, ["--peers"], peers=(toy.plan(lasts(8), "peer.tires"),))
+    assert report["success"]
+    beside = {entry["implementation"]: entry for entry in report["cases"][0]["beside"]}
+    assert beside["peer.tires"]["reason"] == "while timing: RuntimeError: no more"
+    assert "timing" not in beside["peer.tires"]
+    assert "timing" in beside["toy.candidate"]
+
+
+def test_the_graph_of_one_call_is_proven_too(tmp_path, monkeypatch):
+    prepare = FakeGraph.prepare.__func__
+
+    def capture(cls, function, device, calls=64):
+        runner = prepare(cls, function, device, calls)
+        return type(runner)(runner.run if calls > 1 else lambda: None, calls, runner.outputs, is_graph=True)
+
+    monkeypatch.setattr(FakeGraph, "prepare", classmethod(capture))
+    monkeypatch.setitem(ModePlugin._registry, "cudagraph", FakeGraph)
+    row = report_of(tmp_path, ["--mode", "cudagraph"], expect=1)["cases"][0]
+    assert row["reason"].startswith("one call, inputs of seed +1")
+    assert row["comparison"] is None
+
+
+def test_an_interrupt_leaves_a_report_of_what_was_timed(tmp_path):
+    def interrupted(x, scale):
+        if x.numel() == 4:
+            raise KeyboardInterrupt
+        return toy.correct(x, scale)
+
+    path = tmp_path / "r.json"
+    with pytest.raises(KeyboardInterrupt):
+        run(["--sizes", 3, 4, 5, "--output", path], interrupted)
+    report = json.loads(path.read_text())
+    assert [row["comparison"] is not None for row in report["cases"]] == [True, False, False]
+    assert report["limits"] is None
+    assert report["coverage"]["not_run"] == 2
+
+
+def test_an_override_that_lets_no_peer_be_selected_is_refused_before_anything_runs(monkeypatch, capsys):
+    from layout_kernels.benchmark.session import Session
+
+    def never(*arguments):
+        raise AssertionError(arguments)
+
+    if "cpu.native.rms_norm" not in compatible_names("rms_norm", "cpu", "eager"):
+        pytest.skip("without the native extension there is no implementation beside the reference")
+    monkeypatch.setattr(Session, "run_case", never)
+    monkeypatch.setenv("LAYOUT_KERNELS_OVERRIDE_RMS_NORM", "reference")
+    assert main(["--operation", "rms_norm", "--peers"]) == 2
+    assert "LAYOUT_KERNELS_OVERRIDE_RMS_NORM=reference" in capsys.readouterr().err

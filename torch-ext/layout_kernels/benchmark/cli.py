@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from ..numerics.arguments import Request, positive, read
 from ..numerics.catalog import suites as all_suites
-from ..numerics.cli import finish, planned, selection
+from ..numerics.cli import finish, go_through, planned, selection
 from ..numerics.environment import environment
 from ..numerics.modes import CaptureError, check_target, current_device
-from ..numerics.progress import Progress
 from ..numerics.report import Report, coverage, is_success, new_payload
 from ..numerics.suite import OperationSuite
 from . import plot  # noqa: F401, registers its formats
@@ -83,8 +82,8 @@ def _settings(common: argparse.Namespace) -> Settings:
     )
 
 
-def run(request: Request) -> tuple[Report, CaptureError | None]:
-    """Prove and time every case of a request; the report, and the capture failure that ended it early.
+def run(request: Request) -> tuple[Report, BaseException | None]:
+    """Prove and time every case of a request; the report, and the capture failure or interrupt that ended it early.
 
     Raises:
         ValueError: options that do not fit together.
@@ -94,7 +93,7 @@ def run(request: Request) -> tuple[Report, CaptureError | None]:
     settings = _settings(common)
     session = Session(common.baseline, common.mode, common.peers, settings)
     for suite, _ in request.suites:
-        session.check_baseline(suite)
+        session.check(suite)
     described = {"mode": common.mode, "baseline": common.baseline, "peers": common.peers, **vars(settings)}
     described["freed_memory_kept"] = keep_freed_memory(common.device)
     payload = new_payload("benchmark", request.command, common.revision, environment(common.device), described)
@@ -103,17 +102,13 @@ def run(request: Request) -> tuple[Report, CaptureError | None]:
     payload["selection"] += [
         selection(suite.operation, "baseline", session.baseline(suite)) for suite, _ in request.suites
     ]
-    payload["cases"] = [row for *_, row in work]
-    stopped: CaptureError | None = None
-    with Progress(len(work)) as progress:
-        for index, (suite, plan, case, _) in enumerate(work):
-            progress.say(f"{suite.operation} {case.case_id}")
-            row, stopped = session.run_case(suite, plan, case)
-            payload["cases"][index] = row
-            progress.step()
-            if stopped is not None:
-                payload["error"] = f"{case.case_id}: {stopped}"
-                break
+    payload["cases"] = [{**row, "comparison": None, "beside": []} for *_, row in work]
+
+    def prove_and_time(index: int) -> CaptureError | None:
+        payload["cases"][index], error = session.run_case(*work[index][:3])
+        return error
+
+    stopped = go_through(work, prove_and_time, payload)
     dtypes = [row["metadata"]["dtype"] for row in payload["cases"] if "dtype" in row["metadata"]]
     payload["limits"] = machine_limits(common.device, dtypes) if stopped is None else None
     payload["coverage"] = coverage(payload["cases"])
@@ -136,6 +131,7 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, OperationSuite]
     Raises:
         SystemExit: help, or options that do not parse.
         CaptureError: a call could not be compiled or captured; the report is written before.
+        KeyboardInterrupt: somebody interrupted it; the report of what was done is written before.
     """
     prog = "python -m layout_kernels.benchmark"
     known = all_suites() if suites is None else suites

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from ..dispatch import PreparedKernel
-from ..numerics.modes import GRAPH_CALLS, CaptureError, ModePlugin
+from ..numerics.checks import failed
+from ..numerics.modes import GRAPH_CALLS, CaptureError
 from ..numerics.preparation import compatible_names, in_use
 from ..numerics.suite import FAILED, NOT_APPLICABLE, PASSED, KernelCase, OperationSuite
-from ..numerics.verify import Outcome, judge_outputs, verify_case
+from ..numerics.verify import Outcome, judge_outputs, verify_case, verify_single
 from .measure import CACHES, Comparison, Settings, Subject, compare, own_median
 from .memory import peak_bytes
 
 _PEER = "peer."
+
+
+class _TurnError(Exception):
+    """What an implementation raised while it was timed."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.name = name
+
+
+@contextmanager
+def _turn(plan: PreparedKernel, device: str) -> Iterator[None]:
+    """Where an implementation has its turn; costs nothing while the clock runs."""
+    with in_use(plan, device):
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise _TurnError(plan.spec.name, error) from error
 
 
 class Session:
@@ -43,13 +64,14 @@ class Session:
             raise ValueError(f"{suite.operation} has no peer {self._baseline!r}; it has {known}")
         return peers[self._baseline]
 
-    def check_baseline(self, suite: OperationSuite) -> None:
-        """Refuse a baseline that an operation does not have, before anything runs.
+    def check(self, suite: OperationSuite) -> None:
+        """Refuse a baseline or peers that an operation does not have, before anything runs.
 
         Raises:
-            ValueError: as `baseline`.
+            ValueError: as `baseline`, or an override in the environment that lets no peer be selected.
         """
         self.baseline(suite)
+        self._peers(suite, set())
 
     def _peers(self, suite: OperationSuite, taken: set[str]) -> list[PreparedKernel]:
         if not self._with_peers:
@@ -64,14 +86,11 @@ class Session:
         return plans + [plan for plan in suite.peers(device, mode) if plan.spec.name not in taken]
 
     def _verify(self, suite: OperationSuite, plan: PreparedKernel, case: KernelCase) -> Outcome:
-        return verify_case(
-            suite.operation,
-            case,
-            plan,
-            device=self._settings.device,
-            mode=self._mode,
-            warmup=self._settings.warmup,
-        )
+        device, mode = self._settings.device, self._mode
+        outcome = verify_case(suite.operation, case, plan, device=device, mode=mode, warmup=self._settings.warmup)
+        # A cold call is timed alone, as a graph of its own.
+        verify_single(outcome, plan, device=device, mode=mode)
+        return outcome
 
     def run_case(
         self, suite: OperationSuite, plan: PreparedKernel, case: KernelCase
@@ -99,49 +118,59 @@ class Session:
                 found[peer.spec.name] = (peer, outcome)
             else:
                 row["beside"].append({"implementation": peer.spec.name, **_verdict(outcome)})
-        try:
-            self._time(row, found, base_plan.spec.name)
-        except CaptureError as error:
-            row.update(status=FAILED, reason=f"capture of one call: {error}")
-            return row, error
+        self._time(row, found, base_plan.spec.name)
         return row, None
 
     def _time(self, row: dict[str, Any], found: dict[str, tuple[PreparedKernel, Outcome]], base: str) -> None:
-        subjects = {name: self._subject(plan, outcome) for name, (plan, outcome) in found.items()}
-        others = [subject for name, subject in subjects.items() if name != base]
-        comparison = compare(subjects[base], others, self._settings)
+        comparison = None
+        while comparison is None:
+            subjects = {name: self._subject(plan, outcome) for name, (plan, outcome) in found.items()}
+            others = [subject for name, subject in subjects.items() if name != base]
+            try:
+                comparison = compare(subjects[base], others, self._settings)
+            except _TurnError as error:
+                name = error.name
+                if name in (row["implementation"], base):
+                    row.update(status=FAILED, reason=f"{name} while timing: {error}")
+                    return
+                # A peer that does not last is left out, and the others are timed without it.
+                _, outcome = found.pop(name)
+                entry = {"implementation": name, **_verdict(outcome), "status": FAILED}
+                row["beside"].append({**entry, "reason": f"while timing: {error}"})
         for name, (plan, outcome) in found.items():
             entry = {"implementation": name, **_verdict(outcome), "timing": comparison.timings[name]}
             with in_use(plan, self._settings.device):
                 self._after(entry, outcome)
             row["beside"].append(entry)
-        failed = [entry for entry in row["beside"] if "timing" not in entry and entry["implementation"] in found]
+        lost = [entry for entry in row["beside"] if "timing" not in entry and entry["implementation"] in found]
         names = {row["implementation"], base}
-        for entry in failed:
+        for entry in lost:
             if entry["implementation"] in names:
                 row.update(status=FAILED, reason=f"{entry['implementation']} after timing: {entry['reason']}")
         row["comparison"] = _described(comparison, row, base) if row["status"] == PASSED else None
 
     def _after(self, entry: dict[str, Any], outcome: Outcome) -> None:
         """Judge again: what went wrong in some later call was not worth timing."""
-        if outcome.prepared is None or outcome.runner is None:
+        if outcome.prepared is None or outcome.runner is None or outcome.single is None:
             return
-        verdict = judge_outputs(outcome.prepared, outcome.runner)
+        try:
+            for runner in dict.fromkeys((outcome.runner, outcome.single)):
+                verdict = judge_outputs(outcome.prepared, runner)
+                if verdict.get("status") != PASSED:
+                    break
+            entry["peak_bytes"] = peak_bytes(outcome.prepared.function, self._settings.device)
+        except (Exception, SystemExit) as error:  # noqa: BLE001, as while it was proven
+            verdict = failed(f"{type(error).__name__}: {error}")
         if verdict.get("status") != PASSED:
             entry.update(status=FAILED, reason=verdict.get("reason"))
             del entry["timing"]
-        entry["peak_bytes"] = peak_bytes(outcome.prepared.function, self._settings.device)
         entry["rates"] = _rates(entry, outcome.row["metadata"])
 
     def _subject(self, plan: PreparedKernel, outcome: Outcome) -> Subject:
-        if outcome.prepared is None or outcome.runner is None:
+        if outcome.runner is None or outcome.single is None:
             raise RuntimeError(f"{plan.spec.name} has not passed, so it is not timed")
-        runner, cold = outcome.runner, outcome.runner
-        context = partial(in_use, plan, self._settings.device)
-        if runner.calls != 1:
-            with context():
-                cold = ModePlugin(self._mode).prepare(outcome.prepared.function, self._settings.device, 1)
-        return Subject(plan.spec.name, runner.run, runner.calls, cold.run, context)
+        context = partial(_turn, plan, self._settings.device)
+        return Subject(plan.spec.name, outcome.runner.run, outcome.runner.calls, outcome.single.run, context)
 
 
 def _verdict(outcome: Outcome) -> dict[str, Any]:

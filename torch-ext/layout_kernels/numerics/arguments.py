@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..dispatch import EXECUTION_MODES
-from .report import ReportPlugin
+from .report import ReportPlugin, unwritable
 from .suite import OperationSuite
 
 
@@ -48,6 +48,9 @@ def _report_path(text: str) -> Path:
     if path.suffix.lstrip(".") not in ReportPlugin.names():
         known = ", ".join(f".{name}" for name in ReportPlugin.names())
         raise argparse.ArgumentTypeError(f"{text!r}: the ending says which report to write; there are {known}")
+    reason = unwritable(path)
+    if reason is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {reason}")
     return path
 
 

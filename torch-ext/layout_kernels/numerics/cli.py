@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..dispatch import PreparedKernel
@@ -53,8 +53,8 @@ def planned(request: Request) -> list[tuple[OperationSuite, PreparedKernel, Kern
     return work
 
 
-def run(request: Request) -> tuple[Report, CaptureError | None]:
-    """Prove every case of a request; the report, and the capture failure that ended it early."""
+def run(request: Request) -> tuple[Report, BaseException | None]:
+    """Prove every case of a request; the report, and the capture failure or interrupt that ended it early."""
     common = request.common
     work = planned(request)
     settings = {"device": common.device, "mode": common.mode, "warmup": common.warmup}
@@ -62,22 +62,50 @@ def run(request: Request) -> tuple[Report, CaptureError | None]:
     plans = {suite.operation: plan for suite, plan, _, _ in work}
     payload["selection"] = [selection(operation, "candidate", plan) for operation, plan in plans.items()]
     payload["cases"] = [row for *_, row in work]
-    stopped: CaptureError | None = None
-    with Progress(len(work)) as progress:
-        for index, (suite, plan, case, _) in enumerate(work):
-            progress.say(f"{suite.operation} {case.case_id}")
-            outcome = verify_case(
-                suite.operation, case, plan, device=common.device, mode=common.mode, warmup=common.warmup
-            )
-            payload["cases"][index] = outcome.row
-            progress.step()
-            if outcome.error is not None:
-                stopped = outcome.error
-                payload["error"] = f"{case.case_id}: {stopped}"
-                break
+
+    def prove(index: int) -> CaptureError | None:
+        suite, plan, case, _ = work[index]
+        outcome = verify_case(
+            suite.operation, case, plan, device=common.device, mode=common.mode, warmup=common.warmup
+        )
+        payload["cases"][index] = outcome.row
+        return outcome.error
+
+    stopped = go_through(work, prove, payload)
     payload["coverage"] = coverage(payload["cases"])
     payload["success"] = is_success(payload["coverage"])
     return Report(payload, tables(payload)), stopped
+
+
+def go_through(
+    work: Sequence[tuple[OperationSuite, PreparedKernel, KernelCase, dict[str, Any]]],
+    step: Callable[[int], CaptureError | None],
+    payload: dict[str, Any],
+) -> BaseException | None:
+    """Do a step for each case, with a progress bar.
+
+    Args:
+        work: see `planned`.
+        step: given a case's index, does its part; returns a capture failure, which ends the run.
+        payload: its `error` says what ended the run early.
+
+    Returns:
+        what ended the run early, to be raised once what was found until then is written: a capture failure, or that
+        somebody interrupted it.
+    """
+    with Progress(len(work)) as progress:
+        for index, (suite, _, case, _) in enumerate(work):
+            progress.say(f"{suite.operation} {case.case_id}")
+            stopped: BaseException | None
+            try:
+                stopped = step(index)
+            except KeyboardInterrupt as interrupt:
+                stopped = interrupt
+            if stopped is not None:
+                payload["error"] = f"{case.case_id}: {stopped if str(stopped) else 'interrupted'}"
+                return stopped
+            progress.step()
+    return None
 
 
 def tables(payload: Mapping[str, Any]) -> list[Table]:
@@ -106,11 +134,11 @@ def show(report: Report) -> None:
     print(f"\n{verdict(report.payload)}")
 
 
-def finish(report: Report, request: Request, stopped: CaptureError | None) -> int:
+def finish(report: Report, request: Request, stopped: BaseException | None) -> int:
     """Write and print a report; the exit status.
 
     Raises:
-        CaptureError: what ended the run early, once everything is written.
+        CaptureError, KeyboardInterrupt: what ended the run early, once everything is written.
     """
     problems = write_reports(report, request.common.output)
     show(report)
@@ -131,6 +159,7 @@ def main(argv: Sequence[str] | None = None, suites: Mapping[str, OperationSuite]
     Raises:
         SystemExit: help, or options that do not parse.
         CaptureError: a call could not be compiled or captured; the report is written before.
+        KeyboardInterrupt: somebody interrupted it; the report of what was done is written before.
     """
     prog = "python -m layout_kernels.numerics"
     request = read(argv, all_suites() if suites is None else suites, prog=prog, description=DESCRIPTION, own=_nothing)

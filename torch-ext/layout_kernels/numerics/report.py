@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -97,9 +98,19 @@ def write_reports(report: Report, paths: Iterable[Path]) -> list[str]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             ReportPlugin(path.suffix.lstrip("."))(report, path)
-        except (ValueError, OSError, ImportError) as error:
-            problems.append(f"not written: {error}")
+        except Exception as error:  # noqa: BLE001, what one format cannot write must not take the others with it
+            problems.append(f"{path} not written: {error}")
     return problems
+
+
+def unwritable(path: Path) -> str | None:
+    """Why a report cannot be written to a path, as far as can be told before it is made; or None."""
+    if path.is_dir():
+        return "is a folder"
+    there = next((place for place in (path, *path.parents) if place.exists()), Path())
+    if there != path and not there.is_dir():
+        return f"{there} is no folder"
+    return None if os.access(there, os.W_OK) else f"{there} may not be written to"
 
 
 def _finite(value: Any) -> Any:
