@@ -174,3 +174,51 @@ def test_progress_is_drawn_on_a_terminal_and_in_a_pipe_not_at_all():
             progress.step()
         assert ("0/2" in stream.text) is is_terminal
         assert bool(stream.text) is is_terminal
+
+
+def test_progress_fits_the_terminal_so_that_it_can_be_drawn_over(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    stream = _Terminal(True)
+    with Progress(2, stream) as progress:
+        progress.say("a name " * 20)
+    assert max(len(line) for line in stream.text.replace("\x1b[K", "").split("\r")) == 49
+
+
+def test_an_interrupt_leaves_a_report_of_what_was_done(tmp_path):
+    def interrupted(x, scale):
+        if x.numel() == 4:
+            raise KeyboardInterrupt
+        return toy.correct(x, scale)
+
+    path = tmp_path / "r.json"
+    with pytest.raises(KeyboardInterrupt):
+        run(["--sizes", "3", "4", "5", "--output", str(path)], interrupted)
+    report = json.loads(path.read_text())
+    assert report["coverage"] == {"passed": 1, "failed": 0, "not_applicable": 0, "not_run": 2}
+    assert report["error"].endswith("interrupted")
+    assert not report["success"]
+
+
+def test_a_place_where_no_report_can_be_is_refused_before_anything_runs(tmp_path, capsys):
+    def never(x, scale):
+        raise AssertionError
+
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "file").write_text("")
+    for place, reason in (("folder.json", "is a folder"), ("file/r.json", "is no folder")):
+        with pytest.raises(SystemExit) as end:
+            run(["--output", str(tmp_path / place)], never)
+        assert end.value.code == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_what_json_cannot_hold_does_not_take_the_other_reports_with_it(tmp_path, capsys):
+    class Odd(toy.ToyCase):
+        @property
+        def parameters(self):
+            return {"size": {1, 2}}
+
+    paths = [str(tmp_path / name) for name in ("r.json", "r.md")]
+    assert run(["--output", *paths], case=Odd) == 1
+    assert "r.json not written" in capsys.readouterr().err
+    assert (tmp_path / "r.md").exists()

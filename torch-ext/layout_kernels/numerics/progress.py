@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -34,7 +35,9 @@ class Progress:
         """Show what is being worked on."""
         filled = _WIDTH * self._done // max(self._total, 1)
         bar = "#" * filled + "." * (_WIDTH - filled)
-        self._write(f"[{bar}] {self._done}/{self._total} {time.monotonic() - self._start:.0f} s  {text}"[:110])
+        line = f"[{bar}] {self._done}/{self._total} {time.monotonic() - self._start:.0f} s  {text}"
+        # A line that the terminal wraps could not be drawn over.
+        self._write(line[: shutil.get_terminal_size().columns - 1])
 
     def step(self) -> None:
         """One more is done."""
