@@ -176,6 +176,15 @@ def test_a_machine_that_does_not_tell_is_reported_as_not_watched(monkeypatch, tm
     assert Load(0.0, None, 1.0).disturbance(0.0) is None
 
 
+def test_a_driver_that_does_not_answer_is_not_watched(monkeypatch):
+    def hangs(command, **options):
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(load_module.shutil, "which", lambda name: name)
+    monkeypatch.setattr(load_module.subprocess, "run", hangs)
+    assert LoadPlugin("cuda").stop(LoadPlugin("cuda").start("cuda")).device_processes is None
+
+
 def test_peak_memory_is_what_was_held_at_once_not_the_sum(capfd):
     x = torch.ones(1000, 1000)
 

@@ -142,3 +142,20 @@ def test_the_limits_of_this_machine_are_measured(monkeypatch):
     # No machine that runs this copies slower than a tape, or multiplies slower than by hand.
     assert found["copy_bytes_per_second"] > 1e7
     assert found["flops_per_second"]["float32"] > 1e7
+
+
+def test_a_dtype_that_cannot_be_multiplied_has_no_limit(monkeypatch):
+    from layout_kernels.benchmark import limits
+
+    monkeypatch.setattr(limits, "_ATTEMPTS", 1)
+    assert machine_limits("cpu", ["no_such_dtype", "float32"])["flops_per_second"].keys() == {"float32"}
+
+
+def test_an_operation_that_counts_operations_and_no_bytes_is_plotted(tmp_path):
+    report = example(flops=1)
+    for row in report.payload["cases"]:
+        del row["metadata"]["bytes"]
+        for entry in row["beside"]:
+            entry["rates"].pop("bytes_per_second", None)
+    plot.write_plot(report, tmp_path / "p.svg")
+    assert "<!-- GFLOP/s -->" in (tmp_path / "p.svg").read_text()

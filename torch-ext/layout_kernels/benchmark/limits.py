@@ -37,7 +37,7 @@ def machine_limits(device: str, dtypes: Iterable[str]) -> dict[str, Any]:
 
     Returns:
         `copy_bytes_per_second`: bytes read and written by copying a buffer of four times the cache; and
-        `flops_per_second`: for each dtype that of a square product.
+        `flops_per_second`: for each dtype that of a square product; without those that the device does not multiply.
     """
     import torch
 
@@ -48,8 +48,11 @@ def machine_limits(device: str, dtypes: Iterable[str]) -> dict[str, Any]:
     del copy
     size = 1024 if kind == "cpu" else 8192
     for name in dict.fromkeys(dtypes):
-        square = torch.ones(size, size, dtype=getattr(torch, name), device=device)
-        found["flops_per_second"][name] = 2 * size**3 / _best(partial(torch.mm, square, square), device)
+        try:
+            square = torch.ones(size, size, dtype=getattr(torch, name), device=device)
+            found["flops_per_second"][name] = 2 * size**3 / _best(partial(torch.mm, square, square), device)
+        except (AttributeError, TypeError, RuntimeError):
+            continue
     return found
 
 

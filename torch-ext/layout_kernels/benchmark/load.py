@@ -69,7 +69,10 @@ def _cuda_processes() -> int | None:
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     if found.returncode != 0:
         return None
     return max(0, len({line for line in found.stdout.splitlines() if line.strip()}) - 1)

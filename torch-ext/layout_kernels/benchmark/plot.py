@@ -46,8 +46,13 @@ def limit(rows: Sequence[Mapping[str, Any]], work: str, limits: Mapping[str, Any
     return sorted(points)
 
 
+def _work(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a panel shows: operations where a suite counts them, else bytes."""
+    return "flops" if any("flops" in row["metadata"] for row in rows) else "bytes"
+
+
 def _panel(axes: Any, operation: str, rows: Sequence[Mapping[str, Any]], payload: Mapping[str, Any]) -> None:
-    work = "flops" if any("flops" in row["metadata"] for row in rows) else "bytes"
+    work = _work(rows)
     candidate = rows[0]["implementation"]
     lines = series(rows, work)
     for index, name in enumerate(sorted(lines, key=lambda name: (name != candidate, name))):
@@ -88,7 +93,7 @@ def write_plot(report: Report, path: Path) -> None:
     panels = {}
     for operation in dict.fromkeys(row["operation"] for row in payload["cases"]):
         rows = [row for row in payload["cases"] if row["operation"] == operation and row.get("comparison")]
-        if series(rows, "bytes"):
+        if series(rows, _work(rows)):
             panels[operation] = rows
     if not panels:
         raise ValueError(f"{path}: no measurement counts, so there is nothing to plot")
