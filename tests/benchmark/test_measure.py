@@ -10,6 +10,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,44 @@ def test_a_graph_of_64_calls_is_divided_by_64(clock):
     assert sample.wall == pytest.approx(1e-3 / 64)
     assert sample.device is None
     assert sample.own == sample.wall
+
+
+class Queue:
+    """A device whose queue is worked off only when the host waits for it: a second for each call."""
+
+    def __init__(self, clock):
+        self.clock, self.time, self.waiting = clock, 100.0, []
+
+    def Event(self, enable_timing):  # noqa: N802, torch's name
+        assert enable_timing
+        event = SimpleNamespace(time=None)
+        event.record = lambda: self.waiting.append(lambda: setattr(event, "time", self.time))
+        event.elapsed_time = lambda last: (last.time - event.time) * 1e3
+        return event
+
+    def call(self, seconds=1.0):
+        self.waiting.append(lambda: self.work(seconds))
+
+    def work(self, seconds):
+        self.time += seconds
+        self.clock.now += seconds
+
+    def synchronize(self, device):
+        assert device == "some:1"
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+@pytest.mark.parametrize("kind", ["cuda", "npu"])
+def test_events_tell_the_host_s_time_from_the_device_s_and_both_from_the_wall_s(clock, monkeypatch, kind):
+    queue = Queue(clock)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: queue)
+    # What comes before is on the queue too, and is waited for before anything is timed.
+    sample = TimerPlugin(kind).sample(Burst(queue.call, 2, 4, lambda: queue.call(50.0)), "some:1")
+    assert sample.enqueue == pytest.approx(1e-3 / 8)
+    assert sample.device == pytest.approx(4.0 / 8)
+    assert sample.wall == pytest.approx((4.0 + 2e-3) / 8)
+    assert sample.own == sample.device
 
 
 def test_what_comes_before_a_sample_is_not_timed(clock):
