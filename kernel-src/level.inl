@@ -28,7 +28,7 @@ const Kernels LK_LEVEL = {
     to_operand_level,
     operand_type_level,
     product_level,
-    (kTileM * kTileN + kTileN * kPanelLd) * (int64_t)sizeof(float),
+    kTileM * kTileN * (int64_t)sizeof(float),
     kTileM,
     kTileN,
 };

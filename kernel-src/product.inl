@@ -1,19 +1,16 @@
 // Matrix products with half-precision weights, fp32 accumulation, for one level. Included by level.inl.
 //
 // The weight's rows lie along k, so a register tile of MR x NR vectors runs along k and is summed at the end: nothing
-// is transposed or packed, which leaves a weight that is read once (few rows of x) at the speed of memory. With many
-// rows of x a tile of the weight is widened to fp32 once into scratch that stays in the second-level cache.
+// is transposed or packed, and a weight is widened in registers. With few rows of x it is then read at the speed of
+// memory; with many the widening hides behind the multiplications, so that a widened copy in the cache gained nothing
+// at any number of rows.
 
 namespace {
 
 // The k of one pass: the fp32 rows of a register tile stay in the first-level cache.
 constexpr int64_t kDepth = 1024;
-// The leading dimension of a widened panel: off the powers of two, whose rows would share cache sets.
-constexpr int64_t kPanelLd = kDepth + 16;
 constexpr int64_t kTileM = 256;
 constexpr int64_t kTileN = 32;
-// From this many rows of x on, widening a panel costs less than widening in the register tile.
-constexpr int64_t kPanelRows = 3 * LK_MR + 1;
 
 template <class WT>
 struct Widening {  // x in fp32, w widened in registers
@@ -43,29 +40,36 @@ struct Pairing {  // x and w in bf16, products of pairs by the processor
 #endif
 
 template <class E, int MR, int NR>
+LK_INLINE void register_step(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t ldw,
+                             VF (&acc)[MR][NR]) {
+  typename E::Part wv[NR];
+#pragma GCC unroll 8
+  for (int n = 0; n < NR; ++n) wv[n] = E::w(w + n * ldw);
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m) {
+    typename E::Part xv = E::x(x + m * ldx);
+#pragma GCC unroll 8
+    for (int n = 0; n < NR; ++n) acc[m][n] = E::add(acc[m][n], xv, wv[n]);
+  }
+}
+
+template <class E, int MR, int NR>
 LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t ldw, int64_t k,
                              float* c, int64_t ldc, bool first) {
   VF acc[MR][NR] = {};
   int64_t i = 0;
-  for (; i + E::step <= k; i += E::step) {
-    // Ask for the rows that come next, for a row ends before the processor sees that it is read in order. Of a panel
-    // nothing is asked, it is in the cache. A prefetch may name memory behind the weight: it reads nothing there.
-    if (sizeof(typename E::Weight) == 2) {
+  constexpr int64_t half_line = E::step > 16 ? E::step : 16;
+  for (; i + half_line <= k; i += half_line) {
+    // Ask for the rows that come next, for a row ends before the processor sees that it is read in order; twice for a
+    // line, for some requests are dropped. A prefetch may name memory behind the weight: it reads nothing there.
 #pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) {
-        __builtin_prefetch((const void*)((uintptr_t)(w + n * ldw + i) + (uintptr_t)(NR * ldw * 2)), 0, 2);
-      }
+    for (int n = 0; n < NR; ++n) {
+      __builtin_prefetch((const void*)((uintptr_t)(w + n * ldw + i) + (uintptr_t)(NR * ldw * 2)), 0, 2);
     }
-    typename E::Part wv[NR];
 #pragma GCC unroll 8
-    for (int n = 0; n < NR; ++n) wv[n] = E::w(w + n * ldw + i);
-#pragma GCC unroll 8
-    for (int m = 0; m < MR; ++m) {
-      typename E::Part xv = E::x(x + m * ldx + i);
-#pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) acc[m][n] = E::add(acc[m][n], xv, wv[n]);
-    }
+    for (int64_t at = 0; at < half_line; at += E::step) register_step<E, MR, NR>(x + i + at, ldx, w + i + at, ldw, acc);
   }
+  for (; i + E::step <= k; i += E::step) register_step<E, MR, NR>(x + i, ldx, w + i, ldw, acc);
   if (i < k) {
 #pragma GCC unroll 8
     for (int m = 0; m < MR; ++m) {
@@ -76,58 +80,67 @@ LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename
   }
 #pragma GCC unroll 8
   for (int m = 0; m < MR; ++m) {
-    Four v = sums(acc[m][0], NR > 1 ? acc[m][NR > 1] : VF{}, NR > 2 ? acc[m][NR > 2 ? 2 : 0] : VF{},
-                  NR > 3 ? acc[m][NR > 3 ? 3 : 0] : VF{});
-    float* to = c + m * ldc;
-    if (!first) {
-      Four old = {};
-      memcpy(&old, to, NR * sizeof(float));
-      v += old;
+#pragma GCC unroll 8
+    for (int n = 0; n < NR; n += 4) {
+      constexpr VF none = {};
+      Four v = sums(acc[m][n], n + 1 < NR ? acc[m][n + 1] : none, n + 2 < NR ? acc[m][n + 2] : none,
+                    n + 3 < NR ? acc[m][n + 3] : none);
+      float* to = c + m * ldc + n;
+      constexpr int64_t bytes = (NR < 4 ? NR : 4) * sizeof(float);
+      if (!first) {
+        Four old = {};
+        memcpy(&old, to, bytes);
+        v += old;
+      }
+      memcpy(to, &v, bytes);
     }
-    memcpy(to, &v, NR * sizeof(float));
   }
 }
 
 template <class E, int MR>
 __attribute__((noinline)) void strip(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t ldw,
                                      int64_t nw, int64_t k, float* c, int64_t ldc, bool first) {
-  constexpr int NR = LK_NR;
+  // With one or two rows of x registers are left: more rows of w at once keep more of memory's requests under way.
+  constexpr int NR = MR <= 2 ? 8 : LK_NR;
+  static_assert(NR <= 4 || NR % 4 == 0, "sums of four");
   int64_t n = 0;
   for (; n + NR <= nw; n += NR) register_tile<E, MR, NR>(x, ldx, w + n * ldw, ldw, k, c + n, ldc, first);
   for (; n < nw; ++n) register_tile<E, MR, 1>(x, ldx, w + n * ldw, ldw, k, c + n, ldc, first);
 }
 
-// c[m, nw] (+)= x[m, k] w[nw, k]^T
+// c[m, nw] (+)= x[m, k] w[nw, k]^T, in strips of about the same height: a low one loads as much of w as a high one.
 template <class E>
 void block(const typename E::X* x, int64_t ldx, int64_t m, const typename E::Weight* w, int64_t ldw, int64_t nw,
            int64_t k, float* c, int64_t ldc, bool first) {
-  int64_t r = 0;
-  for (; r + LK_MR <= m; r += LK_MR) strip<E, LK_MR>(x + r * ldx, ldx, w, ldw, nw, k, c + r * ldc, ldc, first);
-  const typename E::X* xr = x + r * ldx;
-  float* cr = c + r * ldc;
-  switch (m - r) {
-    case 1:
-      return strip<E, 1>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
-    case 2:
-      return strip<E, 2>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
-    case 3:
-      return strip<E, 3>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+  int64_t strips = (m + LK_MR - 1) / LK_MR;
+  for (int64_t r = 0, left = m; left > 0; --strips) {
+    int64_t rows = (left + strips - 1) / strips;
+    const typename E::X* xr = x + r * ldx;
+    float* cr = c + r * ldc;
+    switch (rows) {
+      case 1:
+        strip<E, 1>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+        break;
+      case 2:
+        strip<E, 2>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+        break;
+      case 3:
+        strip<E, 3>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+        break;
+      case 4:
+        strip<E, 4>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+        break;
 #if LK_MR > 4
-    case 4:
-      return strip<E, 4>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
-    case 5:
-      return strip<E, 5>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+      case 5:
+        strip<E, 5>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+        break;
+      case 6:
+        strip<E, 6>(xr, ldx, w, ldw, nw, k, cr, ldc, first);
+        break;
 #endif
-  }
-}
-
-template <class WT>
-void widen_panel(const WT* w, int64_t ldw, int64_t nw, int64_t k, float* panel) {
-  for (int64_t n = 0; n < nw; ++n) {
-    const WT* row = w + n * ldw;
-    float* to = panel + n * kPanelLd;
-    each_vector(
-        k, [&](int64_t i, int64_t left) __attribute__((always_inline)) { put(to + i, get(row + i, left), left); });
+    }
+    r += rows;
+    left -= rows;
   }
 }
 
@@ -139,17 +152,6 @@ void direct(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
   constexpr int64_t depth = kDepth * 4 / (int64_t)sizeof(typename E::X);
   for (int64_t k = 0; k < a.k; k += depth) {
     block<E>(x + k, a.ldx, m, w + k, a.ldw, nw, a.k - k < depth ? a.k - k : depth, c, kTileN, k == 0);
-  }
-}
-
-template <class WT>
-void through_panel(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
-  const float* x = static_cast<const float*>(a.x) + m0 * a.ldx;
-  const WT* w = static_cast<const WT*>(a.w) + n0 * a.ldw;
-  for (int64_t k = 0; k < a.k; k += kDepth) {
-    int64_t depth = a.k - k < kDepth ? a.k - k : kDepth;
-    widen_panel(w + k, a.ldw, nw, depth, panel);
-    block<Widening<float>>(x + k, a.ldx, m, panel, kPanelLd, nw, depth, c, kTileN, k == 0);
   }
 }
 
@@ -192,12 +194,11 @@ void finish(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
 }
 
 template <class WT>
-void multiply(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
+void multiply(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c) {
 #if defined(__AVX512BF16__)
   if (a.w_type == DType::bf16) return direct<Pairing>(a, m0, m, n0, nw, c);
 #endif
-  if (m < kPanelRows) return direct<Widening<WT>>(a, m0, m, n0, nw, c);
-  through_panel<WT>(a, m0, m, n0, nw, c, panel);
+  direct<Widening<WT>>(a, m0, m, n0, nw, c);
 }
 
 template <class WT>
@@ -207,9 +208,8 @@ void product_from(const ProductArgs& a, int64_t task, float* scratch) {
   int64_t columns = a.pair ? a.pair : a.n, tile = a.pair ? a.tile_n / 2 : a.tile_n;
   int64_t n0 = task / tiles_m * tile, nw = columns - n0 < tile ? columns - n0 : tile;
   float* c = scratch;
-  float* panel = scratch + kTileM * kTileN;
-  multiply<WT>(a, m0, m, n0, nw, c, panel);
-  if (a.pair) multiply<WT>(a, m0, m, a.pair + n0, nw, c + kTileN / 2, panel);
+  multiply<WT>(a, m0, m, n0, nw, c);
+  if (a.pair) multiply<WT>(a, m0, m, a.pair + n0, nw, c + kTileN / 2);
   if (a.y_type == DType::f32) {
     finish<WT, float>(a, m0, m, n0, nw, c);
   } else {

@@ -18,7 +18,8 @@ constexpr int64_t kSerialWork = 64 * 1024;
 thread_local Scratch tile_scratch;
 thread_local Scratch operand_scratch;
 
-// Leading dimension of an operand: a whole number of cache lines, off the powers of two (see kPanelLd).
+// Leading dimension of an operand: a whole number of cache lines, off the powers of two, whose rows would share cache
+// sets.
 int64_t leading(int64_t width) { return round_up(width, 32) + 32; }
 
 void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {

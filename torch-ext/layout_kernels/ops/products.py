@@ -6,16 +6,28 @@ import torch
 
 from .native import HALVES, level
 
-# Rows of the input up to which our product is the faster one. Where PyTorch has no bf16 or fp16 instructions it always
-# is. With AVX-512-BF16, oneDNN rearranges the weight for each call, which pays from some tens of rows on
-# (benchmarks/results/).
+# Rows of the input up to which our product is the faster one; no limit where PyTorch has no instructions for the dtype.
+# With AVX-512-BF16 oneDNN rearranges the weight for each call, which pays off from some hundred rows on
+# (benchmarks/results/). AMX multiplies several times as fast as our kernels can, so only what waits for memory is ours
+# there; that limit is reasoned, for none was at hand.
 _NO_LIMIT = 1 << 62
-_ROWS = {("avx512_bf16", torch.bfloat16): 24}
+_ROWS = {("avx512_bf16", torch.bfloat16): 128}
+_ROWS_BESIDE_AMX = 4
+
+
+def _beside_amx(dtype: torch.dtype) -> bool:
+    name = {torch.bfloat16: "_is_amx_tile_supported", torch.float16: "_is_amx_fp16_supported"}.get(dtype)
+    ask = getattr(torch.cpu, name, None) if name is not None else None
+    return ask is not None and bool(ask())
+
+
+_AMX = frozenset(dtype for dtype in HALVES if _beside_amx(dtype))
 
 
 def is_ours(rows: int, dtype: torch.dtype) -> bool:
     """Whether a product of `rows` rows with a weight of this dtype goes to the native kernels."""
-    return dtype in HALVES and rows <= _ROWS.get((level(), dtype), _NO_LIMIT)
+    limit = _ROWS_BESIDE_AMX if dtype in _AMX else _ROWS.get((level(), dtype), _NO_LIMIT)
+    return dtype in HALVES and rows <= limit
 
 
 def has_rows(weight: torch.Tensor) -> bool:
