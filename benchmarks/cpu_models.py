@@ -144,7 +144,7 @@ def _measure_set(findings: Findings, processes: list[Process], options: argparse
         _compare(findings, processes)
     right = [process for process in processes if process.kind not in findings.wrong]
     for threads in options.threads:
-        _measure_turns(findings, right, threads, 12 * options.seconds, limits)
+        _measure_turns(findings, right, threads, 8 * options.seconds, limits)
 
 
 def _compare(findings: Findings, processes: list[Process]) -> None:
