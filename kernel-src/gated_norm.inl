@@ -35,8 +35,25 @@ LK_INLINE VF scaled(const GatedNormArgs& a, VF norm, const float* scale, int64_t
   return a.round_scaled ? round_to<X>(norm) : norm;
 }
 
+// A gated row up to this width is kept, so that the gate is opened once.
+constexpr int64_t kGatedRow = 4096;
+
 template <class X, class G, class Y>
 void gated_norm_group(const GatedNormArgs& a, const X* x, const G* gate, const float* scale, Y* y) {
+  if (a.gate_first && a.width <= kGatedRow) {
+    alignas(64) float row[kGatedRow];
+    VF squares = {};
+    each_vector(a.width, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      VF v = gated_input(a, x, gate, i, n);
+      squares += v * v;
+      put(row + i, v, n);
+    });
+    float r = inverse_rms(sum_in_double(squares), a.width, a.eps);
+    each_vector(a.width, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      put(y + i, scaled<X>(a, get(row + i, n) * r, scale, i, n), n);
+    });
+    return;
+  }
   float r = gated_inverse_rms(a, x, gate);
   each_vector(a.width, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
     VF v = scaled<X>(a, gated_input(a, x, gate, i, n) * r, scale, i, n);

@@ -35,8 +35,17 @@ LK_INLINE VU bits_of(VF v) { return (VU)v; }
 LK_INLINE VF float_of(VU v) { return (VF)v; }
 LK_INLINE VF select(VI mask, VF yes, VF no) { return mask ? yes : no; }
 LK_INLINE VU select(VI mask, VU yes, VU no) { return mask ? yes : no; }
+// The second operand where one is NaN, as the processor's instructions have it.
+#if defined(__AVX512F__)
+LK_INLINE VF vmin(VF a, VF b) { return (VF)_mm512_min_ps((__m512)a, (__m512)b); }
+LK_INLINE VF vmax(VF a, VF b) { return (VF)_mm512_max_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__)
+LK_INLINE VF vmin(VF a, VF b) { return (VF)_mm256_min_ps((__m256)a, (__m256)b); }
+LK_INLINE VF vmax(VF a, VF b) { return (VF)_mm256_max_ps((__m256)a, (__m256)b); }
+#else
 LK_INLINE VF vmin(VF a, VF b) { return a < b ? a : b; }
 LK_INLINE VF vmax(VF a, VF b) { return a > b ? a : b; }
+#endif
 
 template <class T>
 LK_INLINE T load_as(const void* p) {
@@ -60,7 +69,17 @@ LK_INLINE VU bf16_bits(VF v) {
   return select(v == v, rounded, (u >> 16) | 0x40u);
 }
 #if defined(__AVX512F__)
-LK_INLINE VH narrow_bf16(VF v) { return (VH)_mm512_cvtepi32_epi16((__m512i)bf16_bits(v)); }
+LK_INLINE VH narrow_bf16_exactly(VF v) { return (VH)_mm512_cvtepi32_epi16((__m512i)bf16_bits(v)); }
+#if defined(__AVX512BF16__)
+// The instruction does the same but takes subnormals for 0.
+LK_INLINE VH narrow_bf16(VF v) {
+  constexpr int subnormal = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, subnormal), 0)) return narrow_bf16_exactly(v);
+  return (VH)_mm512_cvtneps_pbh((__m512)v);
+}
+#else
+LK_INLINE VH narrow_bf16(VF v) { return narrow_bf16_exactly(v); }
+#endif
 #elif defined(__AVX2__)
 LK_INLINE VH narrow_bf16(VF v) {
   __m256i u = (__m256i)bf16_bits(v);
@@ -130,7 +149,11 @@ LK_INLINE void store_part(T* p, VF v, int64_t n) {
 }
 
 LK_INLINE VF round_to(VF v, const float*) { return v; }
+#if defined(__AVX512BF16__)
+LK_INLINE VF round_to(VF v, const BF16*) { return widen_bf16(narrow_bf16(v)); }
+#else
 LK_INLINE VF round_to(VF v, const BF16*) { return float_of(bf16_bits(v) << 16); }
+#endif
 LK_INLINE VF round_to(VF v, const F16*) { return widen_f16(narrow_f16(v)); }
 template <class T>
 LK_INLINE VF round_to(VF v) {
@@ -177,7 +200,8 @@ LK_INLINE double sum_in_double(VF v) {
 // e^x: split x = n ln 2 + r, a degree 6 polynomial in r, then the exponent. Relative error below 2 ulp; overflows to
 // infinity and underflows through the subnormals to 0 as expf does, NaN stays NaN.
 LK_INLINE VF vexp(VF x) {
-  VF clamped = vmax(vmin(x, set1(89.0f)), set1(-104.0f));
+  // The bounds come first: a NaN passes both, and then every step.
+  VF clamped = vmax(set1(-104.0f), vmin(set1(89.0f), x));
   VF n = clamped * 1.44269504088896341f;
   n = (n + 12582912.0f) - 12582912.0f;
   VF r = clamped - n * 0.693359375f;
@@ -189,12 +213,15 @@ LK_INLINE VF vexp(VF x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+  return (VF)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   // 2^n in two factors: n reaches 129 and -150, outside one exponent field.
   VI whole = __builtin_convertvector(n, VI);
   VI first = whole >> 1;
   VI second = whole - first;
-  VF result = p * float_of((VU)((first + 127) << 23)) * float_of((VU)((second + 127) << 23));
-  return select(x == x, result, x);
+  return p * float_of((VU)(first + 127) << 23) * float_of((VU)(second + 127) << 23);
+#endif
 }
 
 LK_INLINE VF sigmoid(VF x) { return 1.0f / (1.0f + vexp(-x)); }

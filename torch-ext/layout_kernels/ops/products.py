@@ -6,8 +6,7 @@ import torch
 
 from .native import HALVES, level
 
-# Rows of the input up to which our product is the faster one; no limit where PyTorch has no instructions for the dtype.
-# With AVX-512-BF16 oneDNN rearranges the weight for each call, which pays off from some hundred rows on
+# Rows of the input up to which our product is the faster one; none where PyTorch has no instructions for the dtype. With AVX-512-BF16 oneDNN rearranges the weight for each call, which pays off from some hundred rows on
 # (benchmarks/results/). AMX multiplies several times as fast as our kernels can, so only what waits for memory is ours
 # there; that limit is reasoned, for none was at hand.
 _NO_LIMIT = 1 << 62
