@@ -17,6 +17,29 @@ LK_INLINE int64_t offset_of_row(const Rows& rows, int64_t r) {
   return middle * rows.stride[0] + (rest - middle * rows.size[1]) * rows.stride[1] + inner * rows.stride[2];
 }
 
+// The offsets of rows in their order, without a division for each.
+struct RowCursor {
+  const Rows& rows;
+  int64_t outer, middle, inner;  // what offset_of_row takes a row apart into
+
+  LK_INLINE RowCursor at(const Rows& rows, int64_t r) {
+    int64_t rest = r / rows.size[2];
+    int64_t outer = rest / rows.size[1];
+    return {rows, outer, rest - outer * rows.size[1], r - rest * rows.size[2]};
+  }
+  inline __attribute__((always_inline)) int64_t next() {
+    int64_t offset = outer * rows.stride[0] + middle * rows.stride[1] + inner * rows.stride[2];
+    if (++inner == rows.size[2]) {
+      inner = 0;
+      if (++middle == rows.size[1]) {
+        middle = 0;
+        ++outer;
+      }
+    }
+    return offset;
+  }
+};
+
 // Calls body(i, n): n is W but for the last part of a row.
 template <class Body>
 LK_INLINE void each_vector(int64_t width, Body body) {
@@ -63,23 +86,39 @@ LK_INLINE float inverse_rms(double squares, int64_t width, float eps) {
 }
 
 template <class X, class Y, bool round_first>
-void norm_row(const X* x, const float* scale, Y* y, int64_t width, float eps) {
-  float r = inverse_rms(sum_of_squares(x, width), width, eps);
-  auto one = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+LK_INLINE void scale_row(const X* x, float r, const float* scale, Y* y, int64_t width, uintptr_t ahead) {
+  each_vector(width, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    // What is read next: the processor does not guess it while a row is read for the second time. Such an address may
+    // lie behind the tensor; nothing is read there.
+    if (ahead != 0) __builtin_prefetch((const void*)((uintptr_t)(x + i) + ahead), 0, 2);
     VF v = get(x + i, n) * r;
     if (round_first) v = round_to<X>(v);
     if (scale != nullptr) v = v * get(scale + i, n);
     put(y + i, v, n);
-  };
-  each_vector(width, one);
+  });
 }
 
+// Some short rows are taken at once: the sum, the root and the division of one then run beside those of the others.
 template <class X, class Y, bool round_first>
 void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
-  const X* x = static_cast<const X*>(a.x);
-  Y* y = static_cast<Y*>(a.y);
-  for (int64_t r = begin; r < end; ++r) {
-    norm_row<X, Y, round_first>(x + offset_of_row(a.rows, r), a.scale, y + r * a.width, a.width, a.eps);
+  constexpr int64_t most = 8, elements = 8192 / (int64_t)sizeof(X);
+  const int64_t step = a.width * most <= elements ? most : a.width * 2 <= elements ? elements / a.width : 1;
+  RowCursor cursor = RowCursor::at(a.rows, begin);
+  for (int64_t first = begin; first < end; first += step) {
+    const int64_t rows = end - first < step ? end - first : step;
+    const X* x[most];
+    double squares[most];
+    float r[most];
+    for (int64_t i = 0; i < rows; ++i) {
+      x[i] = static_cast<const X*>(a.x) + cursor.next();
+      squares[i] = sum_of_squares(x[i], a.width);
+    }
+    for (int64_t i = 0; i < rows; ++i) r[i] = inverse_rms(squares[i], a.width, a.eps);
+    const uintptr_t ahead = step * a.width >= elements / 4 ? (uintptr_t)(step * a.width * (int64_t)sizeof(X)) : 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      Y* y = static_cast<Y*>(a.y) + (first + i) * a.width;
+      scale_row<X, Y, round_first>(x[i], r[i], a.scale, y, a.width, ahead);
+    }
   }
 }
 

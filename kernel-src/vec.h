@@ -183,6 +183,25 @@ LK_INLINE Four sums(VF a, VF b, VF c, VF d) {
 #endif
 LK_INLINE float sum(VF v) { return sums(v, VF{}, VF{}, VF{})[0]; }
 
+// In the order of halves: element i and i + n/2 first.
+#if defined(__AVX2__)
+LK_INLINE double sum_of_256(__m256d v) {
+  __m128d half = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
+}
+#endif
+#if defined(__AVX512F__)
+LK_INLINE double sum_in_double(VF v) {
+  __m512d d = _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)),
+                            _mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1)));
+  return sum_of_256(_mm256_add_pd(_mm512_castpd512_pd256(d), _mm512_extractf64x4_pd(d, 1)));
+}
+#elif defined(__AVX2__)
+LK_INLINE double sum_in_double(VF v) {
+  return sum_of_256(_mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)),
+                                  _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1))));
+}
+#else
 LK_INLINE double sum_in_double(VF v) {
   typedef double VD __attribute__((vector_size(LK_WIDTH * 4)));
   typedef float Half __attribute__((vector_size(LK_WIDTH * 2)));
@@ -196,6 +215,7 @@ LK_INLINE double sum_in_double(VF v) {
   }
   return part[0];
 }
+#endif
 
 // e^x: split x = n ln 2 + r, a degree 6 polynomial in r, then the exponent. Relative error below 2 ulp; overflows to
 // infinity and underflows through the subnormals to 0 as expf does, NaN stays NaN.
