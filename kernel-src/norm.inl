@@ -107,13 +107,13 @@ void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += step) {
     const int64_t rows = end - first < step ? end - first : step;
     const X* x[most];
-    double squares[most];
+    double squares[most] = {};
     float r[most];
     for (int64_t i = 0; i < rows; ++i) {
       x[i] = static_cast<const X*>(a.x) + cursor.next();
       squares[i] = sum_of_squares(x[i], a.width);
     }
-    for (int64_t i = 0; i < rows; ++i) r[i] = inverse_rms(squares[i], a.width, a.eps);
+    for (int64_t i = 0; i < most; ++i) r[i] = inverse_rms(squares[i], a.width, a.eps);
     const uintptr_t ahead = step * a.width >= elements / 4 ? (uintptr_t)(step * a.width * (int64_t)sizeof(X)) : 0;
     for (int64_t i = 0; i < rows; ++i) {
       Y* y = static_cast<Y*>(a.y) + (first + i) * a.width;
