@@ -1,4 +1,4 @@
-// Matrix products with half-precision weights, fp32 accumulation, for one level. Included by level.inl.
+// Matrix products, fp32 accumulation, for one level. Included by level.inl.
 //
 // The weight's rows lie along k, so a register tile of MR x NR vectors runs along k and is summed at the end: nothing
 // is transposed or packed, and a weight is widened in registers. With few rows of x it is then read at the speed of
@@ -58,13 +58,13 @@ LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename
                              float* c, int64_t ldc, bool first) {
   VF acc[MR][NR] = {};
   int64_t i = 0;
-  constexpr int64_t half_line = E::step > 16 ? E::step : 16;
+  constexpr int64_t bytes = sizeof(typename E::Weight), half_line = E::step * bytes > 32 ? E::step : 32 / bytes;
   for (; i + half_line <= k; i += half_line) {
     // Ask for the rows that come next, for a row ends before the processor sees that it is read in order; twice for a
     // line, for some requests are dropped. A prefetch may name memory behind the weight: it reads nothing there.
 #pragma GCC unroll 8
     for (int n = 0; n < NR; ++n) {
-      __builtin_prefetch((const void*)((uintptr_t)(w + n * ldw + i) + (uintptr_t)(NR * ldw * 2)), 0, 2);
+      __builtin_prefetch((const void*)((uintptr_t)(w + n * ldw + i) + (uintptr_t)(NR * ldw * bytes)), 0, 2);
     }
 #pragma GCC unroll 8
     for (int64_t at = 0; at < half_line; at += E::step) register_step<E, MR, NR>(x + i + at, ldx, w + i + at, ldw, acc);
@@ -86,13 +86,13 @@ LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename
       Four v = sums(acc[m][n], n + 1 < NR ? acc[m][n + 1] : none, n + 2 < NR ? acc[m][n + 2] : none,
                     n + 3 < NR ? acc[m][n + 3] : none);
       float* to = c + m * ldc + n;
-      constexpr int64_t bytes = (NR < 4 ? NR : 4) * sizeof(float);
+      constexpr int64_t size = (NR < 4 ? NR : 4) * sizeof(float);
       if (!first) {
         Four old = {};
-        memcpy(&old, to, bytes);
+        memcpy(&old, to, size);
         v += old;
       }
-      memcpy(to, &v, bytes);
+      memcpy(to, &v, size);
     }
   }
 }
@@ -220,7 +220,8 @@ void product_from(const ProductArgs& a, int64_t task, float* scratch) {
 void product_level(const ProductArgs& a, int64_t task, void* scratch) {
   float* s = static_cast<float*>(scratch);
   if (a.w_type == DType::bf16) return product_from<BF16>(a, task, s);
-  product_from<F16>(a, task, s);
+  if (a.w_type == DType::f16) return product_from<F16>(a, task, s);
+  product_from<float>(a, task, s);
 }
 
 DType operand_type_level(DType w_type) {

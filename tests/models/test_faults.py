@@ -214,8 +214,8 @@ def test_a_zero_centred_layout_starts_with_a_factor_of_one() -> None:
     from layout_kernels.layers import CustomRMSNormLayout, ZeroCenteredRMSNormLayout
 
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(ZeroCenteredRMSNormLayout(8)(x), modeling_gemma.GemmaRMSNorm(8)(x))
-    assert torch.equal(CustomRMSNormLayout(8)(x), LlamaRMSNorm(8)(x))
+    torch.testing.assert_close(ZeroCenteredRMSNormLayout(8)(x), modeling_gemma.GemmaRMSNorm(8)(x))
+    torch.testing.assert_close(CustomRMSNormLayout(8)(x), LlamaRMSNorm(8)(x))
 
 
 def test_global_hooks_see_every_product() -> None:

@@ -61,24 +61,24 @@ def test_norms_of_every_width_around_a_vector(package: Any, level: str, dtype: s
         check_backward(package, "gated_activation", Case((3, 2 * width), dtype, seed=width))
 
 
-# Register tiles have up to 6 rows and 4 columns, tiles 32 columns and 256 rows; weights are widened into a panel from
-# 13 or 19 rows on; k is cut at 1024, and at 2048 where pairs of bf16 are multiplied.
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+# Register tiles have up to 6 rows and 4 columns, with one or two rows 8; tiles have 32 columns and 256 rows; k is cut
+# at 1024, and at 2048 where pairs of bf16 are multiplied.
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 18, 19, 20, 63, 64, 65, 255, 256, 257])
 def test_products_of_every_number_of_rows_around_a_tile(package: Any, level: str, dtype: str, rows: int) -> None:
     for width, out in ((33, 31), (64, 33), (7, 5)):
         check_product(package, rows, width, out, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1023, 1024, 1025, 1039, 2047, 2048, 2049, 2081])
 def test_products_of_every_depth_around_a_pass(package: Any, level: str, dtype: str, width: int) -> None:
     for rows in (2, 20):
         check_product(package, rows, width, 6, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("out", [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out", [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 63, 64, 65])
 def test_products_of_every_number_of_columns_around_a_tile(package: Any, level: str, dtype: str, out: int) -> None:
     for rows in (1, 7, 20):
         check_product(package, rows, 40, out, dtype)
@@ -94,7 +94,7 @@ def check_product(package: Any, rows: int, width: int, out: int, dtype: str) -> 
     assert reason is None, f"{case.case_id}: {reason}"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(1, 15), (3, 16), (5, 17), (20, 33), (70, 47), (300, 8)])
 def test_the_fused_mlp_around_a_tile(package: Any, level: str, dtype: str, rows: int, size: int) -> None:
     module = suite(package, "rms_norm_mlp")

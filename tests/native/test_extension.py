@@ -66,10 +66,10 @@ def test_an_extension_that_does_not_load_is_an_error(tree: Path, tmp_path: Path)
 def test_an_extension_of_another_interface_is_refused_with_the_way_out(tree: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(tree, tmp_path / "tree"))
     file = other / "layout_kernels" / "ops" / "native.py"
-    file.write_text(file.read_text().replace("INTERFACE = 1", "INTERFACE = 999"))
+    file.write_text(file.read_text().replace("INTERFACE = 2", "INTERFACE = 999"))
     result = run(INITIALISE, other)
     assert result.returncode != 0
-    assert "interface 1, this package needs 999" in result.stderr
+    assert "interface 2, this package needs 999" in result.stderr
     assert "make native" in result.stderr
 
 
@@ -90,18 +90,23 @@ def test_the_best_level_is_the_default(native: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda o: o.cpu_linear(torch.randn(3, 4), torch.randn(5, 4), None), "x must be bfloat16 or float16"),
+        (lambda o: o.cpu_linear(double(3, 4), double(5, 4), None), "x must be float32, bfloat16 or float16"),
         (lambda o: o.cpu_linear(half(3, 4), half(5, 6), None), "weight must be"),
         (lambda o: o.cpu_linear(half(3, 4), half(4, 5).t(), None), "contiguous rows"),
         (lambda o: o.cpu_linear(half(3, 4), half(5, 4), half(4)), "bias must be"),
         (lambda o: o.cpu_rms_norm(half(3, 4), half(5), 1e-6, 0), "weight must be"),
-        (lambda o: o.cpu_rms_norm(torch.randn(3, 4).double(), None, 1e-6, 0), "float32, bfloat16 or float16"),
+        (lambda o: o.cpu_linear(torch.randn(3, 4), half(5, 4), None), "the dtype of x"),
+        (lambda o: o.cpu_rms_norm(double(3, 4), None, 1e-6, 0), "float32, bfloat16 or float16"),
         (lambda o: o.cpu_gated_rms_norm(half(3, 4), half(3, 4), None, 1e-6, 0, 0, 3, 0), "group_size"),
     ],
 )
 def test_an_operator_refuses_what_it_would_read_out_of_bounds(native: ModuleType, call, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         call(native.operators)
+
+
+def double(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).double()
 
 
 def half(*shape: int) -> torch.Tensor:

@@ -45,9 +45,17 @@ def test_beside_amx_only_what_waits_for_memory_is_ours(processor, products):
     assert products.is_ours(10**6, torch.float16)
 
 
-def test_full_precision_is_never_ours(processor, products):
+def test_in_full_precision_few_rows_are_ours_where_there_are_vectors_for_it(processor, products):
     processor("avx2")
+    assert products.is_ours(64, torch.float32)
+    assert not products.is_ours(65, torch.float32)
+    processor("portable")
     assert not products.is_ours(1, torch.float32)
+
+
+def test_double_precision_is_never_ours(processor, products):
+    processor("avx512")
+    assert not products.is_ours(1, torch.float64)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(True, True), (False, False), (None, False)])

@@ -16,7 +16,7 @@ from .. import _ops
 
 LEVEL_VARIABLE = "LAYOUT_KERNELS_CPU_LEVEL"
 # Raised with the schemas and meanings of torch_binding.cpp; a file that was built before is refused.
-INTERFACE = 1
+INTERFACE = 2
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from .native import HALVES, level
+from .native import DTYPES, HALVES, level
 
-# Rows of the input up to which our product is the faster one; none where PyTorch has no instructions for the dtype. With AVX-512-BF16 oneDNN rearranges the weight for each call, which pays off from some hundred rows on
-# (benchmarks/results/). AMX multiplies several times as fast as our kernels can, so only what waits for memory is ours
-# there; that limit is reasoned, for none was at hand.
+# Rows of the input up to which our product is the faster one; none where PyTorch has no instructions for the dtype.
+# PyTorch's own rearrange the weight for each call, which pays off with many rows (benchmarks/results/): in bf16 from
+# some hundred on; in fp32 ours still won at 128, but libraries differ from processor to processor, so the limit is
+# lower. AMX multiplies several times as fast as our kernels can: only what waits for memory is ours there; that limit
+# is reasoned, for none was at hand.
 _NO_LIMIT = 1 << 62
-_ROWS = {("avx512_bf16", torch.bfloat16): 128}
+_ROWS = {
+    ("avx512_bf16", torch.bfloat16): 128,
+    ("portable", torch.float32): 0,
+    ("avx2", torch.float32): 64,
+    ("avx512", torch.float32): 64,
+    ("avx512_bf16", torch.float32): 64,
+}
 _ROWS_BESIDE_AMX = 4
 
 
@@ -24,9 +32,9 @@ _AMX = frozenset(dtype for dtype in HALVES if _beside_amx(dtype))
 
 
 def is_ours(rows: int, dtype: torch.dtype) -> bool:
-    """Whether a product of `rows` rows with a weight of this dtype goes to the native kernels."""
+    """Whether a product of `rows` rows in this dtype goes to the native kernels."""
     limit = _ROWS_BESIDE_AMX if dtype in _AMX else _ROWS.get((level(), dtype), _NO_LIMIT)
-    return dtype in HALVES and rows <= limit
+    return dtype in DTYPES and rows <= limit
 
 
 def has_rows(weight: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ _product = operators.cpu_linear.default
     contract=CONTRACT,
     device="cpu",
     execution_modes=("eager", "compile"),
-    input_domain="all that the operation takes: bfloat16 and float16 where that is faster (products.py); the rest is "
+    input_domain="all that the operation takes: what is faster here (products.py: dtype, rows, processor); the rest is "
     "handed to PyTorch's product",
     solution="native",
     priority=10,

@@ -25,8 +25,8 @@ _fused = operators.cpu_rms_norm_mlp.default
     contract=CONTRACT,
     device="cpu",
     execution_modes=("eager", "compile"),
-    input_domain="all that the operation takes: bfloat16 and float16 in one call, where that is faster (products.py); "
-    "the rest composed of the native norm and activation and PyTorch's products",
+    input_domain="all that the operation takes: in one call where that is faster (products.py: dtype, rows and "
+    "processor); the rest composed of the native norm and activation and PyTorch's products",
     solution="native",
     priority=10,
 )
