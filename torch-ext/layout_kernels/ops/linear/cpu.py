@@ -18,8 +18,8 @@ _product = operators.cpu_linear.default
     contract=CONTRACT,
     device="cpu",
     execution_modes=("eager", "compile"),
-    input_domain="all that the operation takes: what is faster here (products.py: dtype, rows, processor); the rest is "
-    "handed to PyTorch's product",
+    input_domain="all that the operation takes: what is faster here (products.py: dtype, rows, processor); the rest "
+    "is handed to PyTorch's product",
     solution="native",
     priority=10,
 )
