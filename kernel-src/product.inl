@@ -39,6 +39,11 @@ struct Pairing {  // x and w in bf16, products of pairs by the processor
 };
 #endif
 
+template <class E>
+constexpr int64_t depth_of() {
+  return kDepth * 4 / (int64_t)sizeof(typename E::X);
+}
+
 template <class E, int MR, int NR>
 LK_INLINE void register_step(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t ldw,
                              VF (&acc)[MR][NR]) {
@@ -103,9 +108,20 @@ __attribute__((noinline)) void strip(const typename E::X* x, int64_t ldx, const 
   // With one or two rows of x registers are left: more rows of w at once keep more of memory's requests under way.
   constexpr int NR = MR <= 2 ? 8 : LK_NR;
   static_assert(NR <= 4 || NR % 4 == 0, "sums of four");
+  constexpr int64_t depth = depth_of<E>();
   int64_t n = 0;
-  for (; n + NR <= nw; n += NR) register_tile<E, MR, NR>(x, ldx, w + n * ldw, ldw, k, c + n, ldc, first);
-  for (; n < nw; ++n) register_tile<E, MR, 1>(x, ldx, w + n * ldw, ldw, k, c + n, ldc, first);
+  for (; n + NR <= nw; n += NR) {
+    for (int64_t i = 0; i < k; i += depth) {
+      int64_t part = k - i < depth ? k - i : depth;
+      register_tile<E, MR, NR>(x + i, ldx, w + n * ldw + i, ldw, part, c + n, ldc, first && i == 0);
+    }
+  }
+  for (; n < nw; ++n) {
+    for (int64_t i = 0; i < k; i += depth) {
+      int64_t part = k - i < depth ? k - i : depth;
+      register_tile<E, MR, 1>(x + i, ldx, w + n * ldw + i, ldw, part, c + n, ldc, first && i == 0);
+    }
+  }
 }
 
 // c[m, nw] (+)= x[m, k] w[nw, k]^T, in strips of about the same height: a low one loads as much of w as a high one.
@@ -144,14 +160,15 @@ void block(const typename E::X* x, int64_t ldx, int64_t m, const typename E::Wei
   }
 }
 
-// Some rows of the weight against the tile's rows of x.
+// Some rows of the weight against the tile's rows of x. With one strip the weight is read along its rows, with several in
+// passes that leave the strips of x in the cache; sums are cut at the same places.
 template <class E>
 void direct(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c) {
   const typename E::X* x = static_cast<const typename E::X*>(a.x) + m0 * a.ldx;
   const typename E::Weight* w = static_cast<const typename E::Weight*>(a.w) + n0 * a.ldw;
-  constexpr int64_t depth = kDepth * 4 / (int64_t)sizeof(typename E::X);
-  for (int64_t k = 0; k < a.k; k += depth) {
-    block<E>(x + k, a.ldx, m, w + k, a.ldw, nw, a.k - k < depth ? a.k - k : depth, c, kTileN, k == 0);
+  const int64_t pass = m <= LK_MR ? a.k : depth_of<E>();
+  for (int64_t k = 0; k < a.k; k += pass) {
+    block<E>(x + k, a.ldx, m, w + k, a.ldw, nw, a.k - k < pass ? a.k - k : pass, c, kTileN, k == 0);
   }
 }
 
