@@ -99,7 +99,7 @@ def _row(what: dict[str, Any], seconds: float, layer: Layer, x: torch.Tensor, wa
     case = f"{what['case']} {what['dtype']}"
     try:
         weights = layer.gate_up.nbytes + layer.mlp.down_proj.weight.nbytes
-        found, limit = limits.around(lambda: measured(case, layer.calls(x), seconds), weights)
+        found, limit = limits.around(lambda read: measured(case, layer.calls(x) | read, seconds), weights)
     except WrongResultError as error:
         return Row(**what, target=f"{wanted:g} stock", wanted=wanted, failure=str(error))
     size, hidden = layer.mlp.gate_proj.weight.shape

@@ -31,12 +31,12 @@ bf16 instructions and one without AVX-512: oneDNN, MKL, PyTorch and ours are lim
 
 - **of its limit**: the time that the limit allows over ours. Of a norm the limit is `x.clone()`, of the rest the bytes of
   the weights at the read bandwidth (of memory, or of a cache that holds them) or the operations at the rate of fp32
-  products, whichever takes longer, both measured before and after the row, the better counting. Far above 1 only where
+  products, whichever takes longer. Reading takes turns with the row's calls, products are measured before and after it. Far above 1 only where
   the processor multiplies bf16 itself.
 - **verdict**: `met`; `limit` where the target is out of reach on this machine, since it asks for less time than the limit
   allows and none of the others reaches it, and ours is at {NEAR} of the limit or better; else `MISSED`, and only then the
   benchmark fails.
-- "1 stock" is "never slower", to {1 - EQUAL:.0%} of noise. A number in bold: one of the others is faster than ours by more.
+- "1 stock" and "best of the others" are "never slower", to {1 - EQUAL:.0%} of noise. A number in bold: one of the others is faster than ours by more.
 - Peak memory, in MiB, is of a process that loads the model and answers, the lowest of several; {MEMORY_NOISE - 1:.0%} above stock
   is allowed, for noise and for the code that a process with kernels imports.
 """  # noqa: E501  a paragraph of Markdown

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 Calls = dict[str, Callable[[], Any]]
-# Not a result of the operation, so there is nothing to check.
-UNCHECKED = "clone"
+# Not results of the operation, so there is nothing to check.
+READ = "read"
+UNCHECKED = ("clone", READ)
 SLOW = 0.25  # seconds; such a call is not repeated to learn how long it takes
 LEAST_TURNS = 2
 
@@ -54,7 +55,7 @@ def right_ones(case: str, calls: Calls) -> tuple[Calls, dict[str, float]]:
         took = now() - start
         if wanted is None:
             wanted = result
-        elif name != UNCHECKED:
+        elif name not in UNCHECKED:
             try:
                 check(f"{case} by {name}", result, wanted)
             except WrongResultError:
@@ -177,13 +178,21 @@ class Limits:
         part = self._matrix[: max(1, nbytes // (self._matrix.shape[1] * 4))]
         return part.nbytes / self._best([part.sum, lambda: torch.mv(part, self._vector)] * 5)
 
-    def around(self, measure: Callable[[], dict[str, float]], nbytes: int) -> tuple[dict[str, float], Limit]:
-        """What `measure` returns, and the limits of the minute for a case that reads so many bytes."""
+    def around(self, measure: Callable[[Calls], dict[str, float]], nbytes: int) -> tuple[dict[str, float], Limit]:
+        """What `measure` returns, and the limits of the minute for a case that reads so many bytes.
+
+        The memory's speed changes from one second to the next where others use it too, so `measure` is given the
+        reading as a call that takes its turns beside the others. Products are measured before and after.
+        """
         before = self.before()
-        found = measure()
+        found = measure({READ: self._read})
         after = self.after()
-        bandwidth, rate = max(before.bandwidth, after.bandwidth), max(before.rate, after.rate)
-        return found, Limit(bandwidth, rate, self._cached(nbytes))
+        read = found.pop(READ, None)
+        bandwidth = self._matrix.nbytes / read if read else max(before.bandwidth, after.bandwidth)
+        return found, Limit(bandwidth, max(before.rate, after.rate), self._cached(nbytes))
+
+    def _read(self) -> Any:
+        return self._matrix.sum()
 
 
 def largest_cache() -> int:

@@ -98,6 +98,13 @@ LK_INLINE void scale_row(const X* x, float r, const float* scale, Y* y, int64_t 
   });
 }
 
+// The lines that a row will be written to are had while it is summed, when nothing else is written.
+template <class Y>
+LK_INLINE void fetch_row(const Y* y, int64_t width) {
+  constexpr int64_t line = 64 / (int64_t)sizeof(Y);
+  for (int64_t i = 0; i < width; i += line) __builtin_prefetch(y + i, 1, 2);
+}
+
 // Some short rows are taken at once: the sum, the root and the division of one then run beside those of the others.
 template <class X, class Y, bool round_first>
 void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
@@ -111,6 +118,7 @@ void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
     float r[most];
     for (int64_t i = 0; i < rows; ++i) {
       x[i] = static_cast<const X*>(a.x) + cursor.next();
+      if (sizeof(Y) == 4 && a.width >= elements / 4) fetch_row(static_cast<const Y*>(a.y) + (first + i) * a.width, a.width);
       squares[i] = sum_of_squares(x[i], a.width);
     }
     for (int64_t i = 0; i < most; ++i) r[i] = inverse_rms(squares[i], a.width, a.eps);

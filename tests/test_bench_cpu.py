@@ -89,7 +89,8 @@ def test_a_norm_is_never_behind_the_best_of_the_others() -> None:
     times = {"ours": 10.0, "stock": 40.0, "F": 20.0, "compile": 10.0, "clone": 1.0}
     assert norm(times).verdict == MET
     for other in ("stock", "F", "compile"):
-        assert norm({**times, other: 9.9}).verdict == MISSED
+        assert norm({**times, other: 9.6}).verdict == MISSED
+        assert norm({**times, other: 9.8}).verdict == MET  # noise
     assert norm({**times, "clone": 5.0}, "rms_norm 4096x4096").verdict == MISSED  # 1.5 copies
     assert norm({**times, "clone": 7.0}, "rms_norm 4096x4096").verdict == MET
 

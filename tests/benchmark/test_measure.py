@@ -108,8 +108,9 @@ def test_the_cold_call_follows_a_flush_and_the_warm_does_not(clock, load, settin
     calls = []
     compare(subject("base", lambda: calls.append("warm"), 1, lambda: calls.append("cold")), [], settings)
     # 64 fit into a sample of the warm calls at most; the clock says a millisecond, so each sample is one call.
-    assert calls[:6] == ["warm"] * 6
-    assert calls[6:11] == ["cold"] * 5
+    # One call is made before the first that is timed, which says how many make a sample.
+    assert calls[:7] == ["warm"] * 7
+    assert calls[7:12] == ["cold"] * 5
 
 
 def test_a_drifting_clock_makes_the_result_invalid(clock, load, settings):
@@ -197,14 +198,37 @@ def test_the_watch_tells_our_own_work_from_that_of_others(monkeypatch, tmp_path)
     stat = tmp_path / "stat"
     monkeypatch.setattr(load_module, "_STAT", stat)
     monkeypatch.setattr(load_module.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(load_module.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(load_module, "_allowed", lambda: {1, 3})
     monkeypatch.setattr(load_module, "_own", lambda: 7.0)
-    stat.write_text("cpu 1000 0 500 9000 10 0 0 5 0 0\n")
+    idle = "cpu0 0 0 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0 0 0\n"
+    one, other = "1000 0 500 9000 10 0 0 5 0 0", "0 0 0 0 0 0 0 0 0 0"
+    stat.write_text(f"cpu {one}\n{idle}cpu1 {one}\ncpu3 {other}\nintr 5 6\n")
     reading = replace(LoadPlugin("cpu").start("cpu"), time=load_module.time.monotonic() - 10.0)
-    # Ten seconds of two CPUs; others used 4 s, of which the hypervisor took 1 s; we used 3 s.
-    stat.write_text("cpu 1550 0 550 9900 10 0 0 105 0 0\n")
+    # Ten seconds of the two CPUs that are ours; others used 4 s there, of which the hypervisor took 1 s; we used 3 s.
+    # What happens on the other two is no disturbance.
+    one, other = "1550 0 550 9900 10 0 0 5 0 0", "0 0 0 0 0 0 0 100 0 0"
+    busy = idle.replace("cpu0 0", "cpu0 900000")
+    stat.write_text(f"cpu 901550 0 550 9900 10 0 0 105 0 0\n{busy}cpu1 {one}\ncpu3 {other}\nintr 5 6\n")
     monkeypatch.setattr(load_module, "_own", lambda: 10.0)
     assert LoadPlugin("cpu").stop(reading).cpu_share == pytest.approx(4.0 / 20.0, rel=0.02)
+
+
+def test_every_sample_is_of_as_many_calls(clock, load, settings):
+    # A call that gets a hundred times faster after the first turn is still timed by as many as in that turn.
+    clock.step, ran = 1e-4, []
+
+    def faster():
+        ran.append(1)
+        clock.step = 1e-6 if len(ran) > 20 else 1e-4
+
+    found = compare(subject("base", faster), [], replace(settings, drift_limit=1.0))
+    assert found.timings["base"]["warm"]["calls_per_sample"] in (2, 3)
+    assert min(found.timings["base"]["warm"]["wall"]["samples"]) < 2e-6
+
+
+def test_a_clock_too_coarse_for_the_call_is_a_drift_unless_it_never_moves():
+    assert drift([[0.0], [0.0]]) == 0.0
+    assert drift([[0.0], [1.0]]) == float("inf")
 
 
 def test_a_machine_that_does_not_tell_is_reported_as_not_watched(monkeypatch, tmp_path):

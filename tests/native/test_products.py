@@ -18,8 +18,9 @@ def products(package):
 def processor(monkeypatch, products):
     """Let the processor be another: its level, and the dtypes that it multiplies with AMX."""
 
-    def use(level, amx=()):
+    def use(level, amx=(), amd=False):
         monkeypatch.setattr(products, "level", lambda: level)
+        monkeypatch.setattr(products, "_AMD", amd)
         monkeypatch.setattr(products, "_AMX", frozenset(amx))
 
     return use
@@ -49,8 +50,20 @@ def test_in_full_precision_few_rows_are_ours_where_there_are_vectors_for_it(proc
     processor("avx2")
     assert products.is_ours(64, torch.float32)
     assert not products.is_ours(65, torch.float32)
-    processor("portable")
+    processor("avx2", amd=True)
+    assert products.is_ours(10**6, torch.float32)
+    processor("portable", amd=True)
     assert not products.is_ours(1, torch.float32)
+
+
+def test_the_vendor_is_read_where_linux_tells_it(monkeypatch, products, tmp_path):
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(products, "_CPUINFO", file)
+    assert not products._is_amd()
+    file.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n\nprocessor\t: 1\n")
+    assert products._is_amd()
+    file.write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n\nprocessor\t: 1\n")
+    assert not products._is_amd()
 
 
 def test_double_precision_is_never_ours(processor, products):

@@ -21,7 +21,8 @@ class Load:
     """What others did between two readings.
 
     Attributes:
-        cpu_share: the share of all CPUs that others used, time taken by the hypervisor included; None: not known.
+        cpu_share: the share of the CPUs that we may use that others used, time taken by the hypervisor included; None:
+            not known.
         device_processes: other processes that hold the accelerator; None: not known, or no accelerator.
         seconds: how long was watched.
     """
@@ -49,15 +50,29 @@ class LoadPlugin(BasePlugin):
     """
 
 
+def _allowed() -> set[int]:
+    """The CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def _busy() -> float | None:
-    """CPU seconds that the whole machine has spent since it started, or None where it does not tell."""
+    """CPU seconds that were spent on the CPUs that we may use since the machine started, or None where it does not
+    tell.
+    """
     try:
-        columns = [int(word) for word in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:]]
+        lines = [line.split() for line in _STAT.read_text(encoding="ascii").splitlines()]
+        found = {
+            words[0]: [int(word) for word in words[1:]] for words in lines if words and words[0].startswith("cpu")
+        }
+        # Guests' time is counted under user's too.
+        spent = {name: sum(row[:_GUEST]) - row[_IDLE] - row[_IOWAIT] for name, row in found.items()}
     except (OSError, ValueError, IndexError):
         return None
-    # Guests' time is counted under user's too.
-    ticks = sum(columns[:_GUEST]) - columns[_IDLE] - columns[_IOWAIT]
-    return ticks / os.sysconf("SC_CLK_TCK")
+    ours = [f"cpu{index}" for index in _allowed()]
+    ticks = sum(spent[name] for name in ours) if spent.keys() >= set(ours) else spent.get("cpu")
+    return None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _own() -> float:
@@ -97,12 +112,12 @@ def _since(reading: Reading, device_processes: int | None) -> Load:
     if now.busy is None or reading.busy is None or seconds <= 0:
         return Load(None, device_processes, seconds)
     others = (now.busy - reading.busy) - (now.own - reading.own)
-    return Load(max(0.0, others) / (seconds * (os.cpu_count() or 1)), device_processes, seconds)
+    return Load(max(0.0, others) / (seconds * len(_allowed())), device_processes, seconds)
 
 
 @LoadPlugin("cpu").register()
 class CpuLoad:
-    """The machine's CPU time less our own."""
+    """The time of the CPUs that we may use less our own."""
 
     @staticmethod
     def start(device: str) -> Reading:  # noqa: ARG004, as the other watches

@@ -115,8 +115,15 @@ def drift(turns: Sequence[Sequence[float]]) -> float:
     after = [sample for turn in turns[1::2] for sample in turn]
     samples = [sample for turn in turns for sample in turn]
     middle = len(samples) // 2
-    pairs = ((before, after), (samples[:middle], samples[middle:]))
-    return max((median(later) / median(earlier) - 1 for earlier, later in pairs), key=abs)
+    medians = ((median(before), median(after)), (median(samples[:middle]), median(samples[middle:])))
+    return max((_change(earlier, later) for earlier, later in medians), key=abs)
+
+
+def _change(earlier: float, later: float) -> float:
+    # A clock too coarse to see the call shows no time at all: any time after that is infinitely far from it.
+    if earlier == 0:
+        return math.inf if later else 0.0
+    return later / earlier - 1
 
 
 class _Recorder:
@@ -126,7 +133,16 @@ class _Recorder:
         self.subject, self._settings, self._flush = subject, settings, flush
         self._timer = TimerPlugin(settings.device.partition(":")[0])
         self._samples: dict[str, list[Sample]] = {cache: [] for cache in CACHES}
-        self._calls: dict[str, int] = {}
+        self._bursts: dict[str, Burst] = {}
+
+    def _choose_bursts(self) -> None:
+        """How many calls a sample is taken of; the same in every turn, so that all samples are of one kind."""
+        subject = self.subject
+        subject.run()
+        first = self._timer.sample(Burst(subject.run, subject.calls), self._settings.device)
+        often = min(_MOST_REPEATS, math.ceil(_SHORTEST_SAMPLE / max(first.wall * subject.calls, 1e-9)))
+        self._bursts["warm"] = Burst(subject.run, subject.calls, often)
+        self._bursts["cold"] = Burst(subject.run_cold, 1, 1, self._flush)
 
     def turn(self) -> dict[str, list[float]]:
         """The samples of one turn, for each cache."""
@@ -134,24 +150,19 @@ class _Recorder:
         with subject.context():
             for _ in range(self._settings.warmup):
                 subject.run()
-            first = self._timer.sample(Burst(subject.run, subject.calls), device)
-            often = min(_MOST_REPEATS, math.ceil(_SHORTEST_SAMPLE / max(first.wall * subject.calls, 1e-9)))
-            bursts = {
-                "warm": Burst(subject.run, subject.calls, often),
-                "cold": Burst(subject.run_cold, 1, 1, self._flush),
-            }
+            if not self._bursts:
+                self._choose_bursts()
             own = {}
-            for cache, burst in bursts.items():
+            for cache, burst in self._bursts.items():
                 taken = [self._timer.sample(burst, device) for _ in range(self._settings.iterations)]
                 self._samples[cache] += taken
-                self._calls[cache] = burst.calls * burst.repeats
                 own[cache] = [sample.own for sample in taken]
             return own
 
     def timing(self) -> dict[str, Any]:
         """The summaries of all turns."""
         return {
-            cache: {**_summaries(samples), "calls_per_sample": self._calls[cache]}
+            cache: {**_summaries(samples), "calls_per_sample": self._bursts[cache].calls * self._bursts[cache].repeats}
             for cache, samples in self._samples.items()
         }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from .native import DTYPES, HALVES, level
 
 # Rows of the input up to which our product is the faster one; none where PyTorch has no instructions for the dtype.
-# PyTorch's own rearrange the weight for each call, which pays off with many rows (benchmarks/results/): in bf16 from
-# some hundred on; in fp32 ours still won at 128, but libraries differ from processor to processor, so the limit is
-# lower. AMX multiplies several times as fast as our kernels can: only what waits for memory is ours there; that limit
-# is reasoned, for none was at hand.
+# PyTorch's own rearrange the weight for each call, which pays off with many rows (benchmarks/results/), in bf16 from some
+# hundred on. In fp32 Intel's library, which PyTorch calls, is behind ours at any number of rows on an AMD processor; on
+# others, where that was not measured, ours takes the few rows that a rearranged weight cannot pay for. AMX multiplies
+# several times as fast as our kernels can: only what waits for memory is ours beside it, which is reasoned too.
 _NO_LIMIT = 1 << 62
 _ROWS = {
     ("avx512_bf16", torch.bfloat16): 128,
@@ -20,6 +22,14 @@ _ROWS = {
     ("avx512_bf16", torch.float32): 64,
 }
 _ROWS_BESIDE_AMX = 4
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def _is_amd() -> bool:
+    try:
+        return "AuthenticAMD" in _CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return False
 
 
 def _beside_amx(dtype: torch.dtype) -> bool:
@@ -28,13 +38,20 @@ def _beside_amx(dtype: torch.dtype) -> bool:
     return ask is not None and bool(ask())
 
 
+_AMD = _is_amd()
 _AMX = frozenset(dtype for dtype in HALVES if _beside_amx(dtype))
+
+
+def _limit(dtype: torch.dtype) -> int:
+    if dtype in _AMX:
+        return _ROWS_BESIDE_AMX
+    limit = _ROWS.get((level(), dtype), _NO_LIMIT)
+    return _NO_LIMIT if dtype is torch.float32 and limit > 0 and _AMD else limit
 
 
 def is_ours(rows: int, dtype: torch.dtype) -> bool:
     """Whether a product of `rows` rows in this dtype goes to the native kernels."""
-    limit = _ROWS_BESIDE_AMX if dtype in _AMX else _ROWS.get((level(), dtype), _NO_LIMIT)
-    return dtype in DTYPES and rows <= limit
+    return dtype in DTYPES and rows <= _limit(dtype)
 
 
 def has_rows(weight: torch.Tensor) -> bool:
