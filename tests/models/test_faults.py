@@ -228,3 +228,21 @@ def test_global_hooks_see_every_product() -> None:
         handle.remove()
     linear.forward = MethodType(nn.Linear.forward, linear)
     assert parts.is_plain_linear(linear)
+
+
+@pytest.mark.parametrize("container", [lambda x: nn.ModuleList([x]), lambda x: nn.Sequential(nn.ModuleList([x]))])
+def test_a_norm_in_a_container_is_judged_by_the_module_that_built_it(container: Any) -> None:
+    from layout_kernels.layers import CustomRMSNormLayout
+
+    class Seeing(CustomRMSNormLayout):
+        def inspect(self, parent: nn.Module) -> None:
+            seen.append(parent)
+
+    seen: list[nn.Module] = []
+    block, model = nn.Module(), nn.Module()
+    model.block = block
+    norm = Seeing(8)
+    block.norms = container(norm)
+    (path,) = (name for name, module in model.named_modules() if module is norm)
+    norm.verify(model, path)
+    assert seen == [block]
