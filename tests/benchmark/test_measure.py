@@ -128,11 +128,14 @@ def test_a_drift_below_its_limit_counts(clock, load, settings):
     assert compare(subject("base"), [subject("ours")], settings).valid
 
 
-def test_a_drift_is_that_after_the_others_or_that_in_the_long_run():
+def test_a_drift_is_the_change_in_a_round_and_not_that_of_the_machine_between_rounds():
     assert drift([[1.0, 1.0], [1.1, 1.1]] * 4) == pytest.approx(0.1)
-    assert drift([[1.0], [1.0], [1.0], [1.0], [0.8], [0.8], [0.8], [0.8]]) == pytest.approx(-0.2)
-    # What comes and goes within both halves, before and after alike, is no drift.
+    assert drift([[1.1], [1.0]] * 5) == pytest.approx(-1 / 11)
+    # Half as fast from some round on, for the baseline and the others alike.
+    assert drift([[1.0], [1.0], [1.0], [1.0], [2.0], [2.0], [2.0], [2.0]]) == 0.0
+    # What comes and goes, before and after alike; one round of many.
     assert drift([[1.0, 1.0, 9.0], [1.0, 1.0, 9.0]] * 2) == 0.0
+    assert drift([[1.0], [1.0], [1.0], [5.0], [1.0], [1.0]]) == 0.0
 
 
 def test_the_baseline_never_follows_itself_and_everyone_has_as_many_turns(clock, load, settings):

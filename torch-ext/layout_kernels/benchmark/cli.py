@@ -44,12 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats",
         type=positive,
-        default=20,
+        default=10,
         metavar="N",
-        help="rounds, at least: baseline, others, baseline, others (default: 20)",
+        help="rounds, at least: baseline, others, baseline, others (default: 10)",
     )
     parser.add_argument(
-        "--seconds", type=_duration, default=2.0, metavar="S", help="of rounds for a case, at least (default: 2)"
+        "--seconds", type=_duration, default=4.0, metavar="S", help="of rounds for a case, at least (default: 4)"
     )
     parser.add_argument(
         "--baseline", default="reference", metavar="NAME", help="what to compare with, as --implementation"

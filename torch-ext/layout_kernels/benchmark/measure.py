@@ -32,8 +32,7 @@ class Settings:
             the others in the opposite order: what runs before the baseline has an effect on it, so it never is itself.
         seconds: how long rounds go on, at least.
         warmup: untimed calls before each turn.
-        drift_limit: how far the baseline after the others may be from that before them, and its second half from its
-            first, relative to the earlier one.
+        drift_limit: how far the baseline may move while the others run, see `drift`.
         load_limit: the share of the CPUs that others may use meanwhile.
         attempts: how often to try again what was disturbed.
         cache_bytes: what is overwritten before each cold call.
@@ -101,22 +100,18 @@ def own_median(timing: Mapping[str, Any]) -> float:
 
 
 def drift(turns: Sequence[Sequence[float]]) -> float:
-    """How far a baseline moved: of two distances the larger, signed.
+    """How far a baseline moved while the others ran: the median over all rounds of its change in one.
 
-    One is that of the median of all turns after the others from the median of those before them: a kernel that leaves
-    the machine slower shows there. The other is that of the second half of all samples from the first: what changed
-    in the long run. Medians of many short turns are compared, since on a shared machine the speed of cache and memory
-    changes from one tenth of a second to the next, for the baseline and the others alike.
+    The change in a round is that of the median of the turn after the others from the median of the turn before them,
+    relative to it. A kernel that leaves the machine slower shows, and so does a clock that runs away. What changes
+    from one second to the next, as a shared machine's memory does, moves the others as it moves the baseline beside
+    them.
 
     Args:
         turns: the samples of each turn in their order, before and after the others by turns.
     """
-    before = [sample for turn in turns[::2] for sample in turn]
-    after = [sample for turn in turns[1::2] for sample in turn]
-    samples = [sample for turn in turns for sample in turn]
-    middle = len(samples) // 2
-    medians = ((median(before), median(after)), (median(samples[:middle]), median(samples[middle:])))
-    return max((_change(earlier, later) for earlier, later in medians), key=abs)
+    medians = [median(turn) for turn in turns]
+    return median(_change(before, after) for before, after in zip(medians[::2], medians[1::2], strict=True))
 
 
 def _change(earlier: float, later: float) -> float:
