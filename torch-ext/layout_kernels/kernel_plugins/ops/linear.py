@@ -1,4 +1,4 @@
-"""Products with half-precision weights, on the CPU."""
+"""Products of plain linear layers, on the CPU."""
 
 from __future__ import annotations
 
