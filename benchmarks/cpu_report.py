@@ -14,6 +14,7 @@ import torch
 from benchmarks.cpu_models import MEMORY_NOISE
 from benchmarks.cpu_plot import write_plot
 from benchmarks.cpu_row import EQUAL, LIMIT, MET, MISSED, NEAR, Row
+from layout_kernels.numerics.environment import processor
 
 TITLES = ("machine", "threads", "case", "dtype", "stock", "F", "compile", "ours", "x stock", "x best other",
           "of its limit", "target", "verdict")  # fmt: skip
@@ -110,8 +111,8 @@ def markdown(rows: list[Row], seconds: float) -> str:
     text = [
         f"# The native CPU kernels, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
         "",
-        f"{processor()}, torch {torch.__version__}, python {platform.python_version()}; {seconds / 60:.0f} minutes, "
-        f"load average at the end {os.getloadavg()[0]:.1f}. {summary(rows)}",
+        f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}, python {platform.python_version()}; "
+        f"{seconds / 60:.0f} minutes, load average at the end {os.getloadavg()[0]:.1f}. {summary(rows)}",
         "",
         HEAD,
         *table,
@@ -129,12 +130,3 @@ def write(rows: list[Row], folder: Path, seconds: float) -> None:
     entries = [{**asdict(row), "verdict": row.verdict} for row in rows]
     (folder / "cpu.json").write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     write_plot(rows, folder / "cpu.svg")
-
-
-def processor() -> str:
-    """Name and number of cores."""
-    path = Path("/proc/cpuinfo")
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        if text.startswith("model name"):
-            return f"{text.partition(':')[2].strip()}, {os.cpu_count()} cores"
-    return platform.processor() or platform.machine()

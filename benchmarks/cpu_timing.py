@@ -6,10 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from layout_kernels.benchmark.limits import last_level_cache
 
 Calls = dict[str, Callable[[], Any]]
 # Not results of the operation, so there is nothing to check.
@@ -135,7 +136,7 @@ class Limits:
     """Measures the limits before and after a row; the better of the two counts, so that none is understated."""
 
     def __init__(self) -> None:
-        self._cache = largest_cache()
+        self._cache = last_level_cache("cpu")
         elements = (4 * self._cache + (32 << 20)) // 4
         self._matrix = torch.ones(elements // 8192, 8192)
         self._vector = torch.ones(8192)
@@ -193,10 +194,3 @@ class Limits:
 
     def _read(self) -> Any:
         return self._matrix.sum()
-
-
-def largest_cache() -> int:
-    """Bytes of the processor's largest cache; 64 MiB where Linux does not say."""
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    known = [int(text[:-1]) << 10 for text in (path.read_text().strip() for path in sizes) if text.endswith("K")]
-    return max(known, default=64 << 20)

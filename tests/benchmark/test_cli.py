@@ -8,7 +8,6 @@ import pytest
 
 from layout_kernels.benchmark import main
 from layout_kernels.numerics.modes import CaptureError, ModePlugin
-from layout_kernels.numerics.preparation import compatible_names
 from tests.numerics import toy
 from tests.numerics.graphs import BrokenGraph, FakeGraph
 
@@ -216,17 +215,3 @@ def test_an_interrupt_leaves_a_report_of_what_was_timed(tmp_path):
     assert [row["comparison"] is not None for row in report["cases"]] == [True, False, False]
     assert report["limits"] is None
     assert report["coverage"]["not_run"] == 2
-
-
-def test_an_override_that_lets_no_peer_be_selected_is_refused_before_anything_runs(monkeypatch, capsys):
-    from layout_kernels.benchmark.session import Session
-
-    def never(*arguments):
-        raise AssertionError(arguments)
-
-    if "cpu.native.rms_norm" not in compatible_names("rms_norm", "cpu", "eager"):
-        pytest.skip("without the native extension there is no implementation beside the reference")
-    monkeypatch.setattr(Session, "run_case", never)
-    monkeypatch.setenv("LAYOUT_KERNELS_OVERRIDE_RMS_NORM", "reference")
-    assert main(["--operation", "rms_norm", "--peers"]) == 2
-    assert "LAYOUT_KERNELS_OVERRIDE_RMS_NORM=reference" in capsys.readouterr().err

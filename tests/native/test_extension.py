@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -111,3 +112,19 @@ def double(*shape: int) -> torch.Tensor:
 
 def half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).bfloat16()
+
+
+def test_an_override_that_lets_no_peer_be_selected_is_refused_before_anything_is_timed(
+    package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here, since a copy without the extension has no implementation beside the reference."""
+    benchmark = import_module(f"{package.__name__}.benchmark")
+    session = import_module(f"{package.__name__}.benchmark.session")
+
+    def never(*arguments: object) -> None:
+        raise AssertionError(arguments)
+
+    monkeypatch.setattr(session.Session, "run_case", never)
+    monkeypatch.setenv("LAYOUT_KERNELS_OVERRIDE_RMS_NORM", "reference")
+    assert benchmark.main(["--operation", "rms_norm", "--peers"]) == 2
+    assert "LAYOUT_KERNELS_OVERRIDE_RMS_NORM=reference" in capsys.readouterr().err

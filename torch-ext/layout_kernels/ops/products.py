@@ -47,8 +47,10 @@ _AMX = frozenset(dtype for dtype in HALVES if _beside_amx(dtype))
 def _limit(dtype: torch.dtype) -> int:
     if dtype in _AMX:
         return _ROWS_BESIDE_AMX
-    limit = _ROWS.get((level(), dtype), _NO_LIMIT)
-    return _NO_LIMIT if dtype is torch.float32 and level() in _AHEAD_ON_AMD and _AMD else limit
+    here = level()
+    if _AMD and dtype is torch.float32 and here in _AHEAD_ON_AMD:
+        return _NO_LIMIT
+    return _ROWS.get((here, dtype), _NO_LIMIT)
 
 
 def is_ours(rows: int, dtype: torch.dtype) -> bool:
