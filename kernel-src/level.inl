@@ -2,6 +2,7 @@
 //   LK_LEVEL  the level's name, an identifier
 //   LK_WIDTH  floats in a vector
 //   LK_MR, LK_NR  the register tile of a product: LK_MR * LK_NR sums and LK_NR + 1 operands fit the registers
+//   LK_PACKED  defined where products of many rows turn the weight (packed.inl)
 #include "kernels.h"
 #include "vec.h"
 
@@ -28,7 +29,7 @@ const Kernels LK_LEVEL = {
     to_operand_level,
     operand_type_level,
     product_level,
-    kTileM * kTileN * (int64_t)sizeof(float),
+    kScratch,
     kTileM,
     kTileN,
 };

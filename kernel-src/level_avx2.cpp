@@ -3,4 +3,5 @@
 #define LK_WIDTH 8
 #define LK_MR 4
 #define LK_NR 3
+#define LK_PACKED 1
 #include "level.inl"

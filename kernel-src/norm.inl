@@ -118,7 +118,8 @@ void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
     float r[most];
     for (int64_t i = 0; i < rows; ++i) {
       x[i] = static_cast<const X*>(a.x) + cursor.next();
-      if (sizeof(Y) == 4 && a.width >= elements / 4) fetch_row(static_cast<const Y*>(a.y) + (first + i) * a.width, a.width);
+      if (sizeof(Y) == 4 && a.width >= elements / 4)
+        fetch_row(static_cast<const Y*>(a.y) + (first + i) * a.width, a.width);
       squares[i] = sum_of_squares(x[i], a.width);
     }
     for (int64_t i = 0; i < most; ++i) r[i] = inverse_rms(squares[i], a.width, a.eps);

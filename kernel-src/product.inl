@@ -10,7 +10,11 @@ namespace {
 // The k of one pass: the fp32 rows of a register tile stay in the first-level cache.
 constexpr int64_t kDepth = 1024;
 constexpr int64_t kTileM = 256;
+#ifdef LK_PACKED
+constexpr int64_t kTileN = 128;
+#else
 constexpr int64_t kTileN = 32;
+#endif
 
 template <class WT>
 struct Widening {  // x in fp32, w widened in registers
@@ -72,7 +76,8 @@ LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename
       __builtin_prefetch((const void*)((uintptr_t)(w + n * ldw + i) + (uintptr_t)(NR * ldw * bytes)), 0, 2);
     }
 #pragma GCC unroll 8
-    for (int64_t at = 0; at < half_line; at += E::step) register_step<E, MR, NR>(x + i + at, ldx, w + i + at, ldw, acc);
+    for (int64_t at = 0; at < half_line; at += E::step)
+      register_step<E, MR, NR>(x + i + at, ldx, w + i + at, ldw, acc);
   }
   for (; i + E::step <= k; i += E::step) register_step<E, MR, NR>(x + i, ldx, w + i, ldw, acc);
   if (i < k) {
@@ -106,7 +111,8 @@ template <class E, int MR>
 __attribute__((noinline)) void strip(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t ldw,
                                      int64_t nw, int64_t k, float* c, int64_t ldc, bool first) {
   // With one or two rows of x registers are left: more rows of w at once keep more of memory's requests under way.
-  constexpr int NR = MR <= 2 ? 8 : LK_NR;
+  // Where 4 x 3 sums fill the registers, 2 x 4 are what two rows have.
+  constexpr int NR = MR == 1 ? 8 : MR > 2 ? LK_NR : LK_MR > 4 ? 8 : 4;
   static_assert(NR <= 4 || NR % 4 == 0, "sums of four");
   constexpr int64_t depth = depth_of<E>();
   int64_t n = 0;
@@ -160,8 +166,8 @@ void block(const typename E::X* x, int64_t ldx, int64_t m, const typename E::Wei
   }
 }
 
-// Some rows of the weight against the tile's rows of x. With one strip the weight is read along its rows, with several in
-// passes that leave the strips of x in the cache; sums are cut at the same places.
+// Some rows of the weight against the tile's rows of x. With one strip the weight is read along its rows, with several
+// in passes that leave the strips of x in the cache; sums are cut at the same places.
 template <class E>
 void direct(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c) {
   const typename E::X* x = static_cast<const typename E::X*>(a.x) + m0 * a.ldx;
@@ -171,6 +177,14 @@ void direct(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
     block<E>(x + k, a.ldx, m, w + k, a.ldw, nw, a.k - k < pass ? a.k - k : pass, c, kTileN, k == 0);
   }
 }
+
+}  // namespace
+
+#ifdef LK_PACKED
+#include "packed.inl"
+#endif
+
+namespace {
 
 LK_INLINE VF bias_part(const ProductArgs& a, int64_t at, int64_t n) {
   if (a.bias == nullptr) return VF{};
@@ -211,10 +225,14 @@ void finish(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
 }
 
 template <class WT>
-void multiply(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c) {
-#if defined(__AVX512BF16__)
+void multiply(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
+#ifdef LK_PACKED
+  // By the rows of the whole product, not of the tile, whose height depends on the number of threads.
+  if (a.m >= kPackedRows) return packed<WT>(a, m0, m, n0, nw, c, panel);
+#elif defined(__AVX512BF16__)
   if (a.w_type == DType::bf16) return direct<Pairing>(a, m0, m, n0, nw, c);
 #endif
+  (void)panel;
   direct<Widening<WT>>(a, m0, m, n0, nw, c);
 }
 
@@ -224,15 +242,21 @@ void product_from(const ProductArgs& a, int64_t task, float* scratch) {
   int64_t m0 = task % tiles_m * a.tile_m, m = a.m - m0 < a.tile_m ? a.m - m0 : a.tile_m;
   int64_t columns = a.pair ? a.pair : a.n, tile = a.pair ? a.tile_n / 2 : a.tile_n;
   int64_t n0 = task / tiles_m * tile, nw = columns - n0 < tile ? columns - n0 : tile;
-  float* c = scratch;
-  multiply<WT>(a, m0, m, n0, nw, c);
-  if (a.pair) multiply<WT>(a, m0, m, a.pair + n0, nw, c + kTileN / 2);
+  float *c = scratch, *panel = scratch + kTileM * kTileN;
+  multiply<WT>(a, m0, m, n0, nw, c, panel);
+  if (a.pair) multiply<WT>(a, m0, m, a.pair + n0, nw, c + kTileN / 2, panel);
   if (a.y_type == DType::f32) {
     finish<WT, float>(a, m0, m, n0, nw, c);
   } else {
     finish<WT, WT>(a, m0, m, n0, nw, c);
   }
 }
+
+#ifdef LK_PACKED
+constexpr int64_t kScratch = (kTileM * kTileN + kPanelDepth * kPanelWidth) * (int64_t)sizeof(float);
+#else
+constexpr int64_t kScratch = kTileM * kTileN * (int64_t)sizeof(float);
+#endif
 
 void product_level(const ProductArgs& a, int64_t task, void* scratch) {
   float* s = static_cast<float*>(scratch);

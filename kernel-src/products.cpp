@@ -12,6 +12,10 @@ namespace {
 constexpr int64_t kPassRows = 256;
 // Scratch kept between calls.
 constexpr int64_t kKeep = 4 << 20;
+// Columns of a task, unless the rows are so many that they leave the second-level cache for each task: then as many as
+// the level takes and still leaves some tasks to each thread.
+constexpr int64_t kNarrow = 32;
+constexpr int64_t kTall = 100;
 // Work (multiplications) below which one thread does it all.
 constexpr int64_t kSerialWork = 64 * 1024;
 
@@ -25,10 +29,11 @@ int64_t leading(int64_t width) { return round_up(width, 32) + 32; }
 void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
   int64_t columns = a.pair ? a.pair : a.n;
   a.tile_m = a.m < kernels.max_tile_m ? a.m : kernels.max_tile_m;
-  a.tile_n = kernels.max_tile_n;
-  int64_t tile = a.pair ? a.tile_n / 2 : a.tile_n;
   Pool used = pool;
   if (a.m * a.n * a.k <= kSerialWork) used.threads = 1;
+  a.tile_n = kernels.max_tile_n;
+  while (a.tile_n > kNarrow && (a.m < kTall || ceil_div(a.n, a.tile_n) < 8 * used.threads)) a.tile_n /= 2;
+  int64_t tile = a.pair ? a.tile_n / 2 : a.tile_n;
   // Few columns: also cut the rows, so that each thread finds work.
   while (a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
     a.tile_m = ceil_div(a.tile_m, 2);

@@ -62,7 +62,8 @@ def test_norms_of_every_width_around_a_vector(package: Any, level: str, dtype: s
 
 
 # Register tiles have up to 6 rows and 4 columns, with one or two rows 8; tiles have 32 columns and 256 rows; k is cut
-# at 1024, and at 2048 where pairs of bf16 are multiplied.
+# at 1024, and at 2048 where pairs of bf16 are multiplied. AVX2 turns the weight from 12 rows on: strips of 6 rows,
+# panels of 16 columns and of a k of 256, and from 100 rows and 512 columns on tiles have up to 128 columns.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 18, 19, 20, 63, 64, 65, 255, 256, 257])
 def test_products_of_every_number_of_rows_around_a_tile(package: Any, level: str, dtype: str, rows: int) -> None:
@@ -75,6 +76,19 @@ def test_products_of_every_number_of_rows_around_a_tile(package: Any, level: str
 def test_products_of_every_depth_around_a_pass(package: Any, level: str, dtype: str, width: int) -> None:
     for rows in (2, 20):
         check_product(package, rows, width, 6, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [15, 16, 17, 31, 32, 33, 255, 256, 257, 288, 289, 511, 512, 513])
+def test_products_of_every_depth_around_a_panel(package: Any, level: str, dtype: str, width: int) -> None:
+    for rows, out in ((12, 17), (23, 40)):
+        check_product(package, rows, width, out, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "out"), [(99, 600), (100, 511), (101, 1029), (260, 1030)])
+def test_products_of_wide_tiles(package: Any, level: str, dtype: str, rows: int, out: int) -> None:
+    check_product(package, rows, 35, out, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,10 +121,26 @@ def test_the_fused_mlp_around_a_tile(package: Any, level: str, dtype: str, rows:
     assert module.compare(result, arguments) is None
 
 
-def test_a_row_has_the_same_bits_in_every_batch(package: Any, level: str) -> None:
-    """A sum runs over k in an order that the number of rows does not change."""
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "hidden", "size"), [(12, 256, 290), (130, 520, 600)])
+def test_the_fused_mlp_of_several_panels(
+    package: Any, level: str, dtype: str, rows: int, hidden: int, size: int
+) -> None:
+    module = suite(package, "rms_norm_mlp")
+    arguments = module.arguments(Case((rows, hidden), dtype, settings={"size": size, "out": 37}, seed=size))
+    x, weight, gate_up, down, eps, *_ = arguments
     operators = import_module(f"{package.__name__}.ops.native").operators
-    x, weight = torch.randn(70, 1100).bfloat16(), torch.randn(45, 1100).bfloat16()
-    together = operators.cpu_linear(x, weight, None)
-    for rows in (1, 5, 20):
-        assert torch.equal(operators.cpu_linear(x[:rows], weight, None), together[:rows])
+    result = operators.cpu_rms_norm_mlp(x, weight, gate_up, down, eps, 0, 0, None, None)
+    assert module.compare(result, arguments) is None
+
+
+def test_a_row_has_the_same_bits_in_every_batch(package: Any, level: str) -> None:
+    """A sum runs over k in an order that the number of rows does not change, but for AVX2's few rows and many."""
+    operators = import_module(f"{package.__name__}.ops.native").operators
+    x, weight = torch.randn(260, 1100), torch.randn(45, 1100)
+    few, many = (operators.cpu_linear(x[:rows], weight, None) for rows in (11, 256))
+    for rows in (1, 5):
+        assert torch.equal(operators.cpu_linear(x[:rows], weight, None), few[:rows])
+    for rows in (12, 20, 70, 130):
+        assert torch.equal(operators.cpu_linear(x[:rows], weight, None), many[:rows])
+    assert level == "avx2" or torch.equal(few, many[:11])
