@@ -26,6 +26,7 @@ from benchmarks.cpu_norms import DTYPES, norm_rows
 from benchmarks.cpu_report import TITLES, line, profile, status, summary, write
 from benchmarks.cpu_row import Row
 from benchmarks.cpu_timing import Limits
+from layout_kernels.benchmark.memory import keep_freed_memory
 from tools.build_variants import build
 from tools.demo.models import use_local_build
 from tools.project import ROOT
@@ -85,6 +86,7 @@ def in_process(machine: str, arguments: list[str]) -> list[Row]:
 
 def run_machine(options: argparse.Namespace) -> int:
     """Print the rows of this process's machine and write them for the process that started it."""
+    keep_freed_memory("cpu")
     rows = []
     for row in measure(options):
         rows.append(row)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,63 @@ def check_layers(kind: str, model: Any) -> None:
     wanted = set() if kind == KINDS[0] else set(models.OPERATIONS)
     if set(found) != wanted or not all("native" in name for name in found.values()):
         raise RuntimeError(f"{kind}: our layers in the model are {found}, expected {sorted(wanted)}, native")
-    linears = {module.forward.__qualname__ for module in model.modules() if type(module) is torch.nn.Linear}
-    if kind == KINDS[2] and linears != {"Linear.forward"}:
-        raise RuntimeError(f"{kind}: the plain linear layers run {sorted(linears)}")
+    # The products inside a fused layer are its own, and their modules are not called.
+    inside = {module for layer in ours(model) for module in layer.modules() if layer is not module}
+    stock = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module not in inside and not runs_our_linear(module)
+    ]
+    if kind == KINDS[2] and stock:
+        raise RuntimeError(f"{kind}: {len(stock)} plain linear layers run PyTorch's forward, the first is {stock[0]}")
+
+
+def runs_our_linear(module: Any) -> bool:
+    """Whether a plain linear layer runs our forward; PyTorch's has the same qualified name."""
+    return type(module) is torch.nn.Linear and module.forward.__func__ is not torch.nn.Linear.forward
+
+
+def ours(model: Any) -> list[Any]:
+    """The modules that are our layers, what is inside of one left out."""
+    found: list[Any] = []
+    inside: set[Any] = set()
+    for module in model.modules():
+        if module not in inside and (getattr(module, "is_layout", False) or runs_our_linear(module)):
+            found.append(module)
+            inside.update(module.modules())
+    return found
+
+
+def without_work(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A forward that returns a result of the right shape and does nothing for it but look it up."""
+    linear = getattr(module, "down_proj", module)
+    width = linear.weight.shape[0] if isinstance(linear, torch.nn.Linear) else None
+    results: dict[torch.Size, torch.Tensor] = {}
+
+    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+        if width is None:
+            return hidden_states
+        shape = hidden_states.shape
+        if shape not in results:
+            results[shape] = hidden_states.new_ones(*shape[:-1], width)
+        return results[shape]
+
+    return forward
+
+
+@contextmanager
+def only_the_rest(model: Any) -> Iterator[None]:
+    """Let the layers that are ours do nothing: what is left is what no kernel of this variant can save."""
+    before = [(module, module.__dict__.get("forward")) for module in ours(model)]
+    for module, _ in before:
+        module.forward = without_work(module)
+    try:
+        yield
+    finally:
+        for module, forward in before:
+            del module.forward
+            if forward is not None:
+                module.forward = forward
 
 
 class Child:
@@ -71,36 +127,52 @@ class Child:
         """Use that many from now on."""
         torch.set_num_threads(int(count))
 
-    @torch.inference_mode()
     def prefill(self) -> float:
         """Microseconds of a forward over the prompt."""
+        took, self._cache = self._prefill()
+        return took
+
+    @torch.inference_mode()
+    def _prefill(self) -> tuple[float, Any]:
         now = clock()
         start = now()
         output = self._model(input_ids=self._prompt, use_cache=True, logits_to_keep=1)
-        took = now() - start
-        self._cache = output.past_key_values
-        return took * 1e6
+        return (now() - start) * 1e6, output.past_key_values
 
-    @torch.inference_mode()
     def decode(self, count: str) -> float:
         """Microseconds of the shortest of `count` steps of one token after the prompt."""
+        return self._decode(int(count), self._cache)
+
+    @torch.inference_mode()
+    def _decode(self, count: int, cache: Any) -> float:
         now, times = clock(), []
-        for _ in range(int(count)):
+        for _ in range(count):
             start = now()
-            self._model(input_ids=self._prompt[:, -1:], past_key_values=self._cache, use_cache=True)
+            self._model(input_ids=self._prompt[:, -1:], past_key_values=cache, use_cache=True)
             times.append(now() - start)
         return min(times) * 1e6
+
+    def rest(self, count: str) -> tuple[float, float]:
+        """A prefill and the shortest of `count` steps after it, with layers of ours that do nothing."""
+        with only_the_rest(self._model):
+            took, cache = self._prefill()
+            return took, self._decode(int(count), cache)
 
     def peak(self) -> float:
         """MiB."""
         return timing.peak_mib()
 
     def sizes(self) -> dict[str, int]:
-        """Elements of the linear layers' weights, without and with the output's."""
+        """Elements of the weights that our layers multiply by: in the decoder's layers, and in the output's."""
         head = self._model.get_output_embeddings()
-        linears = [module for module in self._model.modules() if isinstance(module, torch.nn.Linear)]
-        layers = sum(module.weight.numel() for module in linears if module is not head)
-        return {"layers": layers, "head": head.weight.numel()}
+        linears = {
+            module
+            for part in ours(self._model)
+            for module in part.modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        }
+        layers = sum(module.weight.numel() for module in linears)
+        return {"layers": layers, "head": head.weight.numel() if head in ours(self._model) else 0}
 
     def write_trace(self, path: str) -> None:
         """The greedy answer of this model, for `compare_trace` of the others."""

@@ -85,7 +85,8 @@ class Findings:
     times: dict[Key, float] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     limits: dict[int, Limit] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    rests: dict[Key, float] = field(default_factory=dict)
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     profiles: dict[Key, str] = field(default_factory=dict)
     wrong: dict[str, str] = field(default_factory=dict)
 
@@ -98,9 +99,11 @@ class Findings:
             return replace(row, failure=self.wrong[kind])
         stock = self.times[threads, what, STOCK]
         tokens = PREFILL if what == "prefill" else 1
+        sizes, rest = self.sizes[kind], self.rests[key]
         # The output layer sees the last position only.
-        operations = 2 * (self.sizes["layers"] * tokens + self.sizes["head"])
-        bound = self.limits[threads].of(2 * (self.sizes["layers"] + self.sizes["head"]), operations)
+        operations = 2 * (sizes["layers"] * tokens + sizes["head"])
+        bound = self.limits[threads].of(2 * (sizes["layers"] + sizes["head"]), operations)
+        bound |= {"limit_us": bound["limit_us"] + rest, "rest": rest}
         required = stock / (wanted if wanted > 1 else EQUAL)
         return replace(row, stock=stock, ours=self.times[key], required=required, profile=self.profiles.get(key, ""),
                        **bound)  # fmt: skip
@@ -140,7 +143,7 @@ def _measure_set(findings: Findings, processes: list[Process], options: argparse
     for process in processes:
         findings.peaks[process.kind] = min(process.answer(), findings.peaks.get(process.kind, float("inf")))
     if not findings.sizes:
-        findings.sizes = processes[0].ask("sizes")
+        findings.sizes = {process.kind: process.ask("sizes") for process in processes}
         _compare(findings, processes)
     right = [process for process in processes if process.kind not in findings.wrong]
     for threads in options.threads:
@@ -170,6 +173,10 @@ def _measure_turns(findings: Findings, processes: list[Process], threads: int, s
             for what, command in (("prefill", "prefill"), ("decode", f"decode {STEPS}")):
                 key = (threads, what, process.kind)
                 findings.times[key] = min(process.ask(command), findings.times.get(key, float("inf")))
+            if process.kind != STOCK:
+                for what, rest in zip(CASES, process.ask(f"rest {STEPS}"), strict=True):
+                    key = (threads, what, process.kind)
+                    findings.rests[key] = min(rest, findings.rests.get(key, float("inf")))
         rounds += 1
     for limit in (before, limits.after()):
         best = findings.limits.get(threads, limit)

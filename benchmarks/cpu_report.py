@@ -33,11 +33,14 @@ bf16 instructions and one without AVX-512: oneDNN, MKL, PyTorch and ours are lim
 - **of its limit**: the time that the limit allows over ours. Of a norm the limit is `x.clone()`, of the rest the bytes of
   the weights at the read bandwidth (of memory, or of a cache that holds them) or the operations at the rate of fp32
   products, whichever takes longer. Reading takes turns with the row's calls, products are measured before and after it. Far above 1 only where
-  the processor multiplies bf16 itself.
+  the processor multiplies bf16 itself. Of a model the limit is that of the weights of the layers that are ours and, on
+  top, the time that the same model takes with those layers doing nothing (attention, the cache, Python).
 - **verdict**: `met`; `limit` where the target is out of reach on this machine, since it asks for less time than the limit
   allows and none of the others reaches it, and ours is at {NEAR} of the limit or better; else `MISSED`, and only then the
   benchmark fails.
 - "1 stock" and "best of the others" are "never slower", to {1 - EQUAL:.0%} of noise. A number in bold: one of the others is faster than ours by more.
+- The C allocator keeps what is freed, for every contender, but in the processes of the model: else a large result gets
+  fresh pages from the system at some calls and not at others.
 - Peak memory, in MiB, is of a process that loads the model and answers, the lowest of several; {MEMORY_NOISE - 1:.0%} above stock
   is allowed, for noise and for the code that a process with kernels imports.
 """  # noqa: E501  a paragraph of Markdown
@@ -70,13 +73,18 @@ def needs(row: Row) -> str:
     unit = "GFLOP/s" if row.limit == "fp32 operations" else "GB/s"
 
     def rate(time: float) -> str:
-        return f"{row.work / time / 1e3 / row.threads:.1f}"
+        left = time - row.rest
+        return f"{row.work / left / 1e3 / row.threads:.1f}" if left > 0 else "without bound"
 
-    contenders = {"ours": row.ours, "stock": row.stock, "F": row.functional, "compile": row.compiled}
+    # What stock takes for the rest is not known.
+    stock = None if row.rest else row.stock
+    contenders = {"ours": row.ours, "stock": stock, "F": row.functional, "compile": row.compiled}
     reached = ", ".join(f"{name} {rate(time)}" for name, time in contenders.items() if time)
     what = f"needs {rate(row.required)} {unit} a thread, {REACHES[row.limit]} {rate(row.limit_us)}, {reached}"
     if row.required < row.limit_us:
         what += f"; the target asks for {row.limit_us / row.required:.2f} times the limit"
+    if row.rest:
+        what += f"; beside {row.rest:.0f} us of the rest of the model"
     return what
 
 

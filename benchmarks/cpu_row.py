@@ -31,6 +31,7 @@ class Row:
         wanted: the target as a factor over stock; None where the row has no such target.
         limit: what bounds the case: "x.clone()", "bytes" or "fp32 operations"; empty where nothing does.
         limit_us: the time that the limit allows, measured beside the row.
+        rest: the part of `limit_us` that is not work of the layers that are ours: the model with those doing nothing.
         work: bytes or operations of the case, of the kind that `limit` names.
         profile: where the time goes, for a row that is not met.
         failure: why there is no time of ours.
@@ -50,6 +51,7 @@ class Row:
     wanted: float | None = None
     limit: str = ""
     limit_us: float | None = None
+    rest: float = 0.0
     work: float = 0.0
     profile: str = ""
     failure: str = ""

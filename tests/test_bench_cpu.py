@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_cpu, cpu_mlp, cpu_models, cpu_norms, cpu_report, cpu_timing
+from benchmarks import bench_cpu, cpu_mlp, cpu_model_child, cpu_models, cpu_norms, cpu_report, cpu_timing
 from benchmarks.cpu_model_child import KINDS
 from benchmarks.cpu_plot import panels, write_plot
 from benchmarks.cpu_row import LIMIT, MET, MISSED, Row, geometric_mean
 from benchmarks.cpu_timing import Limit, WrongResultError
+from layout_kernels.layers import Linear
 
 FIELDS: dict[str, Any] = {"machine": "as avx2", "threads": 1, "case": "rms_norm_mlp 576/1536 rows 8", "dtype": "bf16"}
 # A target of 3 x stock asks for 100, the machine allows 120.
@@ -180,8 +181,9 @@ def test_the_report_holds_every_row_and_explains_the_verdicts(tmp_path: Path) ->
 
 
 def findings() -> cpu_models.Findings:
-    found = cpu_models.Findings(limits={1: LIMITS}, sizes={"layers": 10**6, "head": 10**5})
+    found = cpu_models.Findings(limits={1: LIMITS}, sizes={kind: {"layers": 10**6, "head": 10**5} for kind in KINDS})
     for what in cpu_models.CASES:
+        found.rests |= {(1, what, kind): 1e3 for kind in cpu_models.OURS}
         found.times |= {(1, what, kind): 1e5 / (index + 1) for index, kind in enumerate(KINDS)}
     found.peaks = dict(zip(KINDS, (1000.0, 1020.0, 1021.0), strict=True))
     return found
@@ -206,6 +208,47 @@ def test_the_model_has_targets_by_variant_and_is_only_never_slower_with_bf16_ins
     assert found.speed_row("m", (1, "prefill", linear), True).verdict == MET
     found.times[1, "prefill", linear] = 1.04e5
     assert found.speed_row("m", (1, "prefill", linear), True).verdict == MISSED
+
+
+def test_the_limit_of_a_model_is_its_weights_and_what_is_left_without_our_layers() -> None:
+    found, key = findings(), (1, "decode", cpu_models.OURS[1])
+    row = found.speed_row("m", key, False)
+    assert (row.limit, row.rest) == ("bytes", 1e3)
+    assert row.limit_us == pytest.approx(2 * 1.1e6 / 2e4 + 1e3)
+    found.rests[key] = 4e4  # half of it cannot be saved, so 2.5 times stock is out of reach
+    found.times[key] = 4.5e4
+    row = found.speed_row("m", key, False)
+    assert row.verdict == LIMIT
+    assert "needs without bound GB/s" in cpu_report.needs(replace(row, required=3e4))
+    assert "beside 40000 us of the rest" in cpu_report.needs(row)
+    found.times[key] = 6e4  # but ours is not near what is left
+    assert found.speed_row("m", key, False).verdict == MISSED
+
+
+def test_only_our_layers_do_nothing_when_the_rest_is_measured() -> None:
+    class Layout(torch.nn.Module):
+        is_layout = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.down_proj = torch.nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down_proj(x)
+
+    stock, ours, layout = torch.nn.Linear(3, 3), torch.nn.Linear(3, 4), Layout()
+    model = torch.nn.Sequential(stock, ours, layout)
+    assert cpu_model_child.ours(model) == [layout]
+    ours.forward = Linear.forward.__get__(ours)
+    assert cpu_model_child.ours(model) == [ours, layout]
+    x = torch.randn(2, 3)
+    before = model(x)
+    with cpu_model_child.only_the_rest(model):
+        assert torch.equal(ours(stock(x)), torch.ones(2, 4))
+        assert torch.equal(model(x), torch.ones(2, 3))
+        assert not torch.equal(stock(x), torch.ones(2, 3))
+    assert torch.equal(model(x), before)
+    assert "forward" not in layout.__dict__
 
 
 def test_peak_memory_may_be_above_stock_by_the_noise_only() -> None:

@@ -10,8 +10,8 @@ from .native import DTYPES, HALVES, level
 
 # Rows of the input up to which our product is the faster one; none where PyTorch has no instructions for the dtype.
 # PyTorch's own rearrange the weight for each call, which pays off with many rows (benchmarks/results/), in bf16 from
-# some hundred on. In fp32 Intel's library, which PyTorch calls, is behind our AVX-512 at any number of rows on an
-# AMD processor; elsewhere, or where that was not measured, ours takes the few rows that a rearranged weight cannot
+# some hundred on. In fp32 Intel's library, which PyTorch calls, is behind ours at any number of rows on an AMD
+# processor; elsewhere, or where that was not measured, ours takes the few rows that a rearranged weight cannot
 # pay for. AMX multiplies several times as fast as our kernels can: only what waits for memory is ours beside it, which
 # is reasoned too.
 _NO_LIMIT = 1 << 62
@@ -22,7 +22,7 @@ _ROWS = {
     ("avx512", torch.float32): 64,
     ("avx512_bf16", torch.float32): 64,
 }
-_AHEAD_ON_AMD = ("avx512", "avx512_bf16")
+_AHEAD_ON_AMD = ("avx2", "avx512", "avx512_bf16")
 _ROWS_BESIDE_AMX = 4
 _CPUINFO = Path("/proc/cpuinfo")
 
