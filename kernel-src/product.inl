@@ -1,9 +1,9 @@
 // Matrix products, fp32 accumulation, for one level. Included by level.inl.
 //
 // The weight's rows lie along k, so a register tile of MR x NR vectors runs along k and is summed at the end: nothing
-// is transposed or packed, and a weight is widened in registers. With few rows of x it is then read at the speed of
-// memory; with many the widening hides behind the multiplications, so that a widened copy in the cache gained nothing
-// at any number of rows.
+// is transposed or packed (but for AVX2's many rows, packed.inl), and a weight is widened in registers. With few rows
+// of x it is then read at the speed of memory; with many the widening hides behind the multiplications, so that a
+// widened copy in the cache gained nothing at any number of rows.
 
 namespace {
 
