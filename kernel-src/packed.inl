@@ -3,7 +3,7 @@
 // A tile along k (product.inl) has room for 4 x 3 sums in 16 registers and adds up the lanes of each at its end: 0.65
 // to 0.7 of the processor's rate. Here a part of the weight is turned once, widened, into a panel whose lanes are
 // columns of the result; the rows of x are broadcast over it, 6 x 2 sums at a time, and no lanes are added. Turning
-// costs about as much as two rows of x.
+// costs as much as two or three rows of x.
 
 namespace {
 

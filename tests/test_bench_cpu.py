@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_cpu, cpu_mlp, cpu_model_child, cpu_models, cpu_norms, cpu_report, cpu_timing
-from benchmarks.cpu_model_child import KINDS
+from benchmarks import bench_cpu, cpu_mlp, cpu_models, cpu_norms, cpu_report, cpu_timing
 from benchmarks.cpu_plot import panels, write_plot
 from benchmarks.cpu_row import LIMIT, MET, MISSED, Row, geometric_mean
 from benchmarks.cpu_timing import Limit, WrongResultError
-from layout_kernels.layers import Linear
+from tests.test_bench_cpu_models import findings
 
 FIELDS: dict[str, Any] = {"machine": "as avx2", "threads": 1, "case": "rms_norm_mlp 576/1536 rows 8", "dtype": "bf16"}
 # A target of 3 x stock asks for 100, the machine allows 120.
@@ -178,114 +177,6 @@ def test_the_report_holds_every_row_and_explains_the_verdicts(tmp_path: Path) ->
     assert [entry.pop("verdict") for entry in entries] == [LIMIT, MET]
     assert [Row(**entry) for entry in entries] == rows
     assert "<svg" in (tmp_path / "cpu.svg").read_text()
-
-
-def findings() -> cpu_models.Findings:
-    found = cpu_models.Findings(limits={1: LIMITS}, sizes={kind: {"layers": 10**6, "head": 10**5} for kind in KINDS})
-    for what in cpu_models.CASES:
-        found.rests |= {(1, what, kind): 1e3 for kind in cpu_models.OURS}
-        found.times |= {(1, what, kind): 1e5 / (index + 1) for index, kind in enumerate(KINDS)}
-    found.peaks = dict(zip(KINDS, (1000.0, 1020.0, 1021.0), strict=True))
-    return found
-
-
-def test_the_model_has_targets_by_variant_and_is_only_never_slower_with_bf16_instructions() -> None:
-    found = findings()
-    verdicts = {
-        (what, kind): found.speed_row("m", (1, what, kind), False).verdict
-        for what in cpu_models.CASES
-        for kind in cpu_models.OURS
-    }
-    fused, linear = cpu_models.OURS
-    assert verdicts == {
-        ("prefill", fused): MET,  # 2 of 1.8
-        ("prefill", linear): MISSED,  # 3 of 5
-        ("decode", fused): MET,  # 2 of 1.4
-        ("decode", linear): MET,  # 3 of 2.5
-    }
-    assert found.speed_row("m", (1, "prefill", linear), True).verdict == MET
-    found.times[1, "prefill", linear] = 1.02e5
-    assert found.speed_row("m", (1, "prefill", linear), True).verdict == MET
-    found.times[1, "prefill", linear] = 1.04e5
-    assert found.speed_row("m", (1, "prefill", linear), True).verdict == MISSED
-
-
-def test_the_limit_of_a_model_is_its_weights_and_what_is_left_without_our_layers() -> None:
-    found, key = findings(), (1, "decode", cpu_models.OURS[1])
-    row = found.speed_row("m", key, False)
-    assert (row.limit, row.rest) == ("bytes", 1e3)
-    assert row.limit_us == pytest.approx(2 * 1.1e6 / 2e4 + 1e3)
-    found.rests[key] = 4e4  # half of it cannot be saved, so 2.5 times stock is out of reach
-    found.times[key] = 4.5e4
-    row = found.speed_row("m", key, False)
-    assert row.verdict == LIMIT
-    assert "needs without bound GB/s" in cpu_report.needs(replace(row, required=3e4))
-    assert "beside 40000 us of the rest" in cpu_report.needs(row)
-    found.times[key] = 6e4  # but ours is not near what is left
-    assert found.speed_row("m", key, False).verdict == MISSED
-
-
-def test_only_our_layers_do_nothing_when_the_rest_is_measured() -> None:
-    class Layout(torch.nn.Module):
-        is_layout = True
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.down_proj = torch.nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down_proj(x)
-
-    stock, ours, layout = torch.nn.Linear(3, 3), torch.nn.Linear(3, 4), Layout()
-    model = torch.nn.Sequential(stock, ours, layout)
-    assert cpu_model_child.ours(model) == [layout]
-    ours.forward = Linear.forward.__get__(ours)
-    assert cpu_model_child.ours(model) == [ours, layout]
-    x = torch.randn(2, 3)
-    before = model(x)
-    with cpu_model_child.only_the_rest(model):
-        assert torch.equal(ours(stock(x)), torch.ones(2, 4))
-        assert torch.equal(model(x), torch.ones(2, 3))
-        assert not torch.equal(stock(x), torch.ones(2, 3))
-    assert torch.equal(model(x), before)
-    assert "forward" not in layout.__dict__
-
-
-def test_peak_memory_may_be_above_stock_by_the_noise_only() -> None:
-    fused, linear = cpu_models.OURS
-    assert findings().memory_row("m", 1, fused).verdict == MET
-    assert findings().memory_row("m", 1, linear).verdict == MISSED
-
-
-def test_a_model_whose_tokens_differ_has_no_speed() -> None:
-    found, kind = findings(), cpu_models.OURS[0]
-
-    class Answers:
-        def __init__(self, name: str, answer: Any) -> None:
-            self.kind, self.ask = name, lambda _: answer
-
-    same, other = {"equal": 32, "total": 32}, {"equal": 31, "total": 32}
-    cpu_models._compare(found, [Answers(KINDS[0], None), Answers(kind, other), Answers(KINDS[2], same)])  # type: ignore[list-item]
-    row = found.speed_row("m", (1, "decode", kind), False)
-    assert (row.ours, row.verdict, row.failure) == (
-        None,
-        MISSED,
-        "tokens differ at 1 of 32 positions; no speed counts",
-    )
-    assert found.memory_row("m", 1, kind).ours is None
-    assert found.speed_row("m", (1, "decode", KINDS[2]), False).ours
-
-
-def test_without_the_checkpoint_every_row_of_the_model_says_so_and_misses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> Path:
-        raise RuntimeError("pip could not download\nthe model")
-
-    monkeypatch.setattr(cpu_models, "ensure_checkpoint", fail)
-    options = Namespace(threads=[2, 1], quick=False, seconds=0.5)
-    rows = list(cpu_models.model_rows("avx2", options, False, None))  # type: ignore[arg-type]
-    assert len(rows) == 2 * 2 * 2 + 2
-    assert {(row.verdict, row.failure) for row in rows} == {(MISSED, "pip could not download the model")}
-    assert cpu_report.status(rows) == 1
 
 
 def test_a_processor_stands_for_the_plainer_ones_that_it_is_above() -> None:

@@ -28,6 +28,7 @@ def calls(operators: Any) -> dict[str, Callable[[], Any]]:
 
     x, grad, weight = make(2000, 96), make(2000, 96), make(96)
     gate_up, down = make(320, 96), make(96, 160)
+    many = make(1100, 96)  # columns for a wide tile with one thread, a narrow one with more
     return {
         "rms_norm": lambda: operators.cpu_rms_norm(x, weight, 1e-6, 0),
         "rms_norm_backward": lambda: operators.cpu_rms_norm_backward(grad, x, weight, 1e-6, 0, True, True),
@@ -36,6 +37,7 @@ def calls(operators: Any) -> dict[str, Callable[[], Any]]:
             grad, x, x, weight, 1e-6, 0, 0, 0, 0, True
         ),
         "linear": lambda: operators.cpu_linear(x, gate_up, None),
+        "linear of many columns": lambda: operators.cpu_linear(x, many, None),
         "rms_norm_mlp": lambda: operators.cpu_rms_norm_mlp(x, weight, gate_up, down, 1e-6, 0, 0, None, None),
     }
 
