@@ -1,5 +1,10 @@
 // Which levels this processor runs. Compiled for the plainest processor.
 #include <cstring>
+#include <initializer_list>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "kernels.h"
 
@@ -23,8 +28,31 @@ bool has_avx512() {
 }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
+// The leaf that lists the caches, one a subleaf: Intel's is 4, AMD's lies with its extensions ("Cache Topology").
+int64_t largest_cache() {
+  unsigned a, b, c, d;
+  int64_t most = 0;
+  for (unsigned leaf : {0x4u, 0x8000001du}) {
+    for (unsigned i = 0; i < 8 && __get_cpuid_count(leaf, i, &a, &b, &c, &d) && (a & 0x1f) != 0; ++i) {
+      int64_t ways = (b >> 22) + 1, partitions = (b >> 12 & 0x3ff) + 1, line = (b & 0xfff) + 1, sets = (int64_t)c + 1;
+      int64_t size = ways * partitions * line * sets;
+      if (size > most) most = size;
+    }
+  }
+  return most;
+}
+
 }  // namespace
 #endif
+
+int64_t last_level_cache() {
+#if defined(__x86_64__)
+  static const int64_t size = largest_cache();
+  return size;
+#else
+  return 0;
+#endif
+}
 
 namespace {
 

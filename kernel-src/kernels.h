@@ -35,6 +35,7 @@ struct RmsNormArgs {
   float eps;
   DType x_type, y_type;
   bool round_first;  // cast_then_scale
+  bool streamed;  // the driver sets it: y is written past the caches; each row of it begins at a multiple of 64 bytes
 };
 
 struct RmsNormBackwardArgs {
@@ -123,6 +124,7 @@ const Kernels* level(const char* name);
 const Kernels* best_level();
 int64_t level_count();
 const char* level_name(int64_t i);  // nullptr when this processor lacks it
+int64_t last_level_cache();         // bytes; 0 where the processor does not tell
 
 // Drivers (norms.cpp).
 void rms_norm(const Kernels&, const Pool&, const RmsNormArgs&, int64_t rows);

@@ -79,23 +79,76 @@ LK_INLINE double sum_of_squares(const X* x, int64_t width) {
   return sum_in_double((a + b) + (c + d));
 }
 
+#if defined(__AVX512BF16__)
+// By products of pairs, which take subnormals for 0. That is below 2^-126 a square, so a mean from `small` on does not
+// show it; a row below is summed again.
+LK_INLINE double sum_of_squares(const BF16* x, int64_t width) {
+  VF sum[4] = {};
+  int64_t i = 0;
+  for (; i + 8 * W <= width; i += 8 * W) {
+#pragma GCC unroll 4
+    for (int at = 0; at < 4; ++at) {
+      __m512bh v = load_as<__m512bh>(x + i + at * 2 * W);
+      sum[at] = (VF)_mm512_dpbf16_ps((__m512)sum[at], v, v);
+    }
+  }
+#pragma GCC unroll 4
+  for (int at = 0; at < 4; ++at) {
+    const int64_t left = width - i - at * 2 * W;
+    if (left <= 0) break;
+    const uint32_t mask = left < 2 * W ? (1u << left) - 1u : ~0u;
+    __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + i + at * 2 * W);
+    sum[at] = (VF)_mm512_dpbf16_ps((__m512)sum[at], v, v);
+  }
+  double squares = sum_in_double((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  constexpr double small = 1e-30;
+  if (__builtin_expect(squares < small * (double)width, 0)) return sum_of_squares<BF16>(x, width);
+  return squares;
+}
+#endif
+
 // In double from the last sum on: the scale of a whole row is then rounded once, which leaves a result's error to its
 // own two products.
 LK_INLINE float inverse_rms(double squares, int64_t width, float eps) {
   return (float)(1.0 / __builtin_sqrt(squares / (double)width + (double)eps));
 }
 
+// What is read next is asked for: the processor does not guess it while a row is read for the second time. Such an
+// address may lie behind the tensor; nothing is read there.
+LK_INLINE void ask_for(const void* p, uintptr_t ahead) {
+  if (ahead != 0) __builtin_prefetch((const void*)((uintptr_t)p + ahead), 0, 2);
+}
+
 template <class X, class Y, bool round_first>
-LK_INLINE void scale_row(const X* x, float r, const float* scale, Y* y, int64_t width, uintptr_t ahead) {
-  each_vector(width, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
-    // What is read next: the processor does not guess it while a row is read for the second time. Such an address may
-    // lie behind the tensor; nothing is read there.
-    if (ahead != 0) __builtin_prefetch((const void*)((uintptr_t)(x + i) + ahead), 0, 2);
+LK_INLINE void scale_rest(const X* x, float r, const float* scale, Y* y, int64_t begin, int64_t width) {
+  for (int64_t i = begin; i < width; i += W) {
+    const int64_t n = width - i < W ? width - i : W;
     VF v = get(x + i, n) * r;
     if (round_first) v = round_to<X>(v);
     if (scale != nullptr) v = v * get(scale + i, n);
     put(y + i, v, n);
-  });
+  }
+}
+
+// Two vectors at a time, rounded quickly; a row in which that would be wrong is done again, which nearly none is.
+template <class X, class Y, bool round_first, bool streamed>
+LK_INLINE void scale_row(const X* x, float r, const float* scale, Y* y, int64_t width, uintptr_t ahead) {
+  constexpr bool rare_first = round_first && has_rare<X>(), rare_last = has_rare<Y>();
+  constexpr int64_t line = 64 / (int64_t)sizeof(X);
+  Mask odd = {};
+  int64_t i = 0;
+  for (; i + 2 * W <= width; i += 2 * W) {
+#pragma GCC unroll 2
+    for (int64_t at = 0; at < 2 * W; at += line) ask_for(x + i + at, ahead);
+    VF a = load(x + i) * r, b = load(x + i + W) * r;
+    if (rare_first) odd |= rare(a) | rare(b);
+    if (round_first) a = quick_round_to<X>(a), b = quick_round_to<X>(b);
+    if (scale != nullptr) a = a * load(scale + i), b = b * load(scale + i + W);
+    if (rare_last && (!rare_first || scale != nullptr)) odd |= rare(a) | rare(b);
+    quick_store<streamed>(y + i, a, b);
+  }
+  if ((rare_first || rare_last) && __builtin_expect(any(odd), 0)) i = 0;
+  scale_rest<X, Y, round_first>(x, r, scale, y, i, width);
 }
 
 // The lines that a row will be written to are had while it is summed, when nothing else is written.
@@ -106,7 +159,7 @@ LK_INLINE void fetch_row(const Y* y, int64_t width) {
 }
 
 // Some short rows are taken at once: the sum, the root and the division of one then run beside those of the others.
-template <class X, class Y, bool round_first>
+template <class X, class Y, bool round_first, bool streamed>
 void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
   constexpr int64_t most = 8, elements = 8192 / (int64_t)sizeof(X);
   const int64_t step = a.width * most <= elements ? most : a.width * 2 <= elements ? elements / a.width : 1;
@@ -118,7 +171,7 @@ void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
     float r[most];
     for (int64_t i = 0; i < rows; ++i) {
       x[i] = static_cast<const X*>(a.x) + cursor.next();
-      if (sizeof(Y) == 4 && a.width >= elements / 4)
+      if (!streamed && sizeof(Y) == 4 && a.width >= elements / 4)
         fetch_row(static_cast<const Y*>(a.y) + (first + i) * a.width, a.width);
       squares[i] = sum_of_squares(x[i], a.width);
     }
@@ -126,17 +179,24 @@ void norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end) {
     const uintptr_t ahead = step * a.width >= elements / 4 ? (uintptr_t)(step * a.width * (int64_t)sizeof(X)) : 0;
     for (int64_t i = 0; i < rows; ++i) {
       Y* y = static_cast<Y*>(a.y) + (first + i) * a.width;
-      scale_row<X, Y, round_first>(x[i], r[i], a.scale, y, a.width, ahead);
+      scale_row<X, Y, round_first, streamed>(x[i], r[i], a.scale, y, a.width, ahead);
     }
   }
+  if (streamed) end_of_streams();
+}
+
+template <class X, class Y, bool round_first>
+void norm_to(const RmsNormArgs& a, int64_t begin, int64_t end) {
+  if (kStreams && a.streamed) return norm_rows<X, Y, round_first, kStreams>(a, begin, end);
+  norm_rows<X, Y, round_first, false>(a, begin, end);
 }
 
 template <class X>
 void norm_from(const RmsNormArgs& a, int64_t begin, int64_t end) {
   if (a.y_type == DType::f32) {
-    a.round_first ? norm_rows<X, float, true>(a, begin, end) : norm_rows<X, float, false>(a, begin, end);
+    a.round_first ? norm_to<X, float, true>(a, begin, end) : norm_to<X, float, false>(a, begin, end);
   } else {
-    a.round_first ? norm_rows<X, X, true>(a, begin, end) : norm_rows<X, X, false>(a, begin, end);
+    a.round_first ? norm_to<X, X, true>(a, begin, end) : norm_to<X, X, false>(a, begin, end);
   }
 }
 

@@ -13,6 +13,7 @@ constexpr int64_t kSerialElements = 32 * 1024;
 // Backward sums of the scale are formed per block of rows and then added in order, so their bits do not depend on the
 // number of threads. At most this many blocks.
 constexpr int64_t kMaxBlocks = 64;
+constexpr int64_t kLine = 64;  // bytes of a line of the caches
 
 template <class Body>
 void over_rows(const Pool& pool, int64_t rows, int64_t width, const Body& body) {
@@ -58,7 +59,12 @@ void with_sums(const Pool& pool, int64_t rows, int64_t width, float* total, cons
 
 }  // namespace
 
-void rms_norm(const Kernels& k, const Pool& pool, const RmsNormArgs& a, int64_t rows) {
+void rms_norm(const Kernels& k, const Pool& pool, const RmsNormArgs& args, int64_t rows) {
+  RmsNormArgs a = args;
+  // Where x and y do not fit the last cache together, nobody would find y there.
+  const int64_t row = a.width * size_of(a.y_type), all = rows * a.width * (size_of(a.x_type) + size_of(a.y_type));
+  const int64_t cache = last_level_cache();
+  a.streamed = cache != 0 && all >= cache && row % kLine == 0 && reinterpret_cast<uintptr_t>(a.y) % kLine == 0;
   over_rows(pool, rows, a.width, [&](int64_t begin, int64_t end) { k.rms_norm(a, begin, end); });
 }
 

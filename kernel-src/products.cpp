@@ -90,7 +90,8 @@ void norm_operand(const Kernels& kernels, const MlpArgs& a, int64_t m0, int64_t 
   for (int64_t r = begin; r < end; ++r) {
     const char* from = bytes(a.x) + (m0 + r) * a.ldx * es;
     if (a.normalise) {
-      RmsNormArgs n{from, row, a.norm_scale, {{1, 1, 1}, {0, 0, 0}}, a.hidden, a.eps, a.type, a.type, a.round_first};
+      RmsNormArgs n{from,  row,    a.norm_scale, {{1, 1, 1}, {0, 0, 0}}, a.hidden,
+                    a.eps, a.type, a.type,       a.round_first,          false};
       kernels.rms_norm(n, 0, 1);
       from = row;
     }

@@ -160,6 +160,118 @@ LK_INLINE VF round_to(VF v) {
   return round_to(v, static_cast<const T*>(nullptr));
 }
 
+// Rounding that leaves the values which need more to the caller: `rare` tells whether v has some, and round_to and
+// store are what they need.
+#if defined(__AVX512F__)
+typedef __mmask16 Mask;
+LK_INLINE bool any(Mask m) { return m != 0; }
+#else
+typedef VI Mask;
+#if defined(__AVX2__)
+LK_INLINE bool any(Mask m) { return !_mm256_testz_si256((__m256i)m, (__m256i)m); }
+#else
+LK_INLINE bool any(Mask m) {
+  int32_t all = 0;
+  for (int64_t i = 0; i < W; ++i) all |= m[i];
+  return all != 0;
+}
+#endif
+#endif
+template <class T>
+constexpr bool has_rare() {
+  return __is_same(T, BF16);
+}
+LK_INLINE Mask rare(VF v) {
+#if defined(__AVX512BF16__)
+  return _mm512_fpclass_ps_mask((__m512)v, 0x20);  // subnormals
+#elif defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+#else
+  return v != v;
+#endif
+}
+template <class T>
+LK_INLINE VF quick_round_to(VF v) {
+  if constexpr (!has_rare<T>()) return round_to<T>(v);
+#if defined(__AVX512BF16__)
+  return widen_bf16((VH)_mm512_cvtneps_pbh((__m512)v));
+#else
+  VU u = bits_of(v);
+  return float_of((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
+#endif
+}
+
+// Stores past the caches: a result that they cannot hold is then not read from memory before it is written. The
+// address is a multiple of the vector; who reads it next needs end_of_streams between.
+#if defined(__AVX2__)
+constexpr bool kStreams = true;
+LK_INLINE void stream(void* p, __m128i v) { _mm_stream_si128(static_cast<__m128i*>(p), v); }
+LK_INLINE void stream(void* p, __m256i v) { _mm256_stream_si256(static_cast<__m256i*>(p), v); }
+#if defined(__AVX512F__)
+LK_INLINE void stream(void* p, __m512i v) { _mm512_stream_si512(static_cast<__m512i*>(p), v); }
+#endif
+LK_INLINE void end_of_streams() { _mm_sfence(); }
+#else
+constexpr bool kStreams = false;
+LK_INLINE void end_of_streams() {}
+#endif
+
+template <bool streamed, class V>
+LK_INLINE void write(void* p, V v) {
+#if defined(__AVX2__)
+  if constexpr (streamed) return stream(p, v);
+#endif
+  memcpy(p, &v, sizeof v);
+}
+
+// 2 W values that are not rare.
+template <bool streamed>
+LK_INLINE void quick_store(float* p, VF a, VF b) {
+#if defined(__AVX512F__)
+  write<streamed>(p, (__m512i)a);
+  write<streamed>(p + W, (__m512i)b);
+#elif defined(__AVX2__)
+  write<streamed>(p, (__m256i)a);
+  write<streamed>(p + W, (__m256i)b);
+#else
+  store(p, a);
+  store(p + W, b);
+#endif
+}
+template <bool streamed>
+LK_INLINE void quick_store(F16* p, VF a, VF b) {
+#if defined(__AVX512F__)
+  write<streamed>(p, (__m256i)narrow_f16(a));
+  write<streamed>(p + W, (__m256i)narrow_f16(b));
+#elif defined(__AVX2__)
+  write<streamed>(p, (__m128i)narrow_f16(a));
+  write<streamed>(p + W, (__m128i)narrow_f16(b));
+#else
+  store(p, a);
+  store(p + W, b);
+#endif
+}
+template <bool streamed>
+LK_INLINE void quick_store(BF16* p, VF a, VF b) {
+#if defined(__AVX512BF16__)
+  write<streamed>(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+#else
+  VU u = bits_of(a), v = bits_of(b);
+  u = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  v = (v + 0x7fffu + ((v >> 16) & 1u)) >> 16;
+#if defined(__AVX512F__)
+  write<streamed>(p, _mm512_cvtepi32_epi16((__m512i)u));
+  write<streamed>(p + W, _mm512_cvtepi32_epi16((__m512i)v));
+#elif defined(__AVX2__)
+  write<streamed>(p, _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)u, (__m256i)v), 0xd8));
+#else
+  VH low = __builtin_convertvector(u, VH), high = __builtin_convertvector(v, VH);
+  memcpy(p, &low, sizeof low);
+  memcpy(p + W, &high, sizeof high);
+#endif
+#endif
+}
+
 // Sums of four vectors at once, and of one, in the same tree: a vector gives the same bits either way.
 typedef float Four __attribute__((vector_size(16)));
 #if defined(__AVX2__)

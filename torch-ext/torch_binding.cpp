@@ -173,9 +173,9 @@ Tensor cpu_rms_norm(Tensor x, OptionalTensor weight, double eps, int64_t flavour
   DType type = result_type(v.type, weight, first);
   Tensor y = new_like(x, type);
   if (v.count == 0) return y;
-  RmsNormArgs a{v.data, y.data_ptr(), scale_of(weight, flavour, v.width),
-                v.rows, v.width,      static_cast<float>(eps),
-                v.type, type,         first};
+  RmsNormArgs a{
+      v.data, y.data_ptr(), scale_of(weight, flavour, v.width), v.rows, v.width, static_cast<float>(eps), v.type, type,
+      first,  false};
   rms_norm(kernels(), pool(), a, v.count);
   scale_scratch.trim(kKeepScale);
   return y;
