@@ -89,7 +89,7 @@ struct ProductArgs {
   void* y;  // [m, n or pair], leading dimension ldy, y_type; values are rounded to w_type first
   int64_t m, n, k, ldx, ldw, ldy;
   int64_t pair;
-  int64_t tile_m, tile_n;  // a task is one tile; tile_n counts rows of w
+  int64_t tile_m, tile_n;  // a task is one tile; tile_n counts rows of w, a pair's half of it is a multiple of 16
   DType w_type, y_type, bias_type;
   Activation activation;
 };
@@ -103,12 +103,15 @@ struct Kernels {
   void (*gated_activation_backward)(const GatedActivationArgs&, int64_t begin, int64_t end);
   void (*gated_norm)(const GatedNormArgs&, int64_t begin, int64_t end);
   void (*gated_norm_backward)(const GatedNormArgs&, int64_t begin, int64_t end, float* dscale);
-  // Copies rows of x into the form that `product` reads.
+  // Copies rows of x into the form that `product` reads, filled up with zeros to a multiple of 32 elements.
   void (*to_operand)(const void* x, int64_t ldx, DType x_type, void* operand, int64_t ld, DType operand_type,
                      int64_t width, int64_t rows);
   DType (*operand_type)(DType w_type);
+  void (*widen)(const void* x, DType x_type, float* y, int64_t width);
   void (*product)(const ProductArgs&, int64_t task, void* scratch);
-  int64_t product_scratch;  // bytes a call of `product` needs, tiles at most max_tile_m x max_tile_n
+  // Bytes a call of `product` needs. A tile has at most max_tile_m rows and max_tile_n columns; of one row as many
+  // columns as both make together.
+  int64_t product_scratch;
   int64_t max_tile_m, max_tile_n;
 };
 

@@ -2,6 +2,7 @@
 //   LK_LEVEL  the level's name, an identifier
 //   LK_WIDTH  floats in a vector
 //   LK_MR, LK_NR  the register tile of a product: LK_MR * LK_NR sums and LK_NR + 1 operands fit the registers
+//   LK_FAR, LK_CHAINS  one row of x: the rows of the weight that are read side by side, and the sums of each
 //   LK_PACKED  defined where products of many rows turn the weight (packed.inl)
 #include "kernels.h"
 #include "vec.h"
@@ -28,6 +29,7 @@ const Kernels LK_LEVEL = {
     gated_norm_backward_level,
     to_operand_level,
     operand_type_level,
+    widen_level,
     product_level,
     kScratch,
     kTileM,

@@ -3,4 +3,6 @@
 #define LK_WIDTH 4
 #define LK_MR 4
 #define LK_NR 2
+#define LK_FAR 8
+#define LK_CHAINS 1
 #include "level.inl"

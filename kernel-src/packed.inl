@@ -41,7 +41,7 @@ LK_INLINE void turn(const WT* w, int64_t ldw, float* panel) {
   }
 }
 
-// bf16: two neighbours of k are turned as one element, then told apart.
+// bf16: two neighbours of k are turned as one element, then told apart, and lie as x does: eight even k, eight odd.
 LK_INLINE void turn(const BF16* w, int64_t ldw, float* panel) {
 #pragma GCC unroll 2
   for (int64_t k = 0; k < 16; k += 8) {
@@ -53,13 +53,13 @@ LK_INLINE void turn(const BF16* w, int64_t ldw, float* panel) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       VU pair = (VU)columns[i];
-      store(panel + (k + 2 * i) * kPanelWidth, float_of(pair << 16));
-      store(panel + (k + 2 * i + 1) * kPanelWidth, float_of(pair & 0xffff0000u));
+      store(panel + (k / 2 + i) * kPanelWidth, float_of(pair << 16));
+      store(panel + (W + k / 2 + i) * kPanelWidth, float_of(pair & 0xffff0000u));
     }
   }
 }
 
-// panel[k][n] = w[n][k], zeros where the weight ends.
+// panel[k][n] = w[n][k], zeros where the weight ends, to the next multiple of 16.
 template <class WT>
 __attribute__((noinline)) void pack(const WT* w, int64_t ldw, int64_t nw, int64_t depth, float* panel) {
   for (int64_t k = 0; k < depth; k += 32) {  // 32: whole lines of a half-precision weight, before another row's
@@ -84,7 +84,7 @@ __attribute__((noinline)) void pack(const WT* w, int64_t ldw, int64_t nw, int64_
 
 template <int MR>
 __attribute__((noinline)) void panel_tile(const float* x, int64_t ldx, const float* panel, int64_t depth, float* c,
-                                          bool first) {
+                                          int64_t ldc, bool first) {
   VF acc[MR][2] = {};
   for (int64_t k = 0; k < depth; ++k) {
     VF w0 = load(panel + k * kPanelWidth), w1 = load(panel + k * kPanelWidth + W);
@@ -99,26 +99,27 @@ __attribute__((noinline)) void panel_tile(const float* x, int64_t ldx, const flo
   for (int m = 0; m < MR; ++m) {
 #pragma GCC unroll 2
     for (int n = 0; n < 2; ++n) {
-      float* to = c + m * kTileN + n * W;
+      float* to = c + m * ldc + n * W;
       store(to, first ? acc[m][n] : load(to) + acc[m][n]);
     }
   }
 }
 
-void panel_strip(int64_t rows, const float* x, int64_t ldx, const float* panel, int64_t depth, float* c, bool first) {
+void panel_strip(int64_t rows, const float* x, int64_t ldx, const float* panel, int64_t depth, float* c, int64_t ldc,
+                 bool first) {
   switch (rows) {
     case 1:
-      return panel_tile<1>(x, ldx, panel, depth, c, first);
+      return panel_tile<1>(x, ldx, panel, depth, c, ldc, first);
     case 2:
-      return panel_tile<2>(x, ldx, panel, depth, c, first);
+      return panel_tile<2>(x, ldx, panel, depth, c, ldc, first);
     case 3:
-      return panel_tile<3>(x, ldx, panel, depth, c, first);
+      return panel_tile<3>(x, ldx, panel, depth, c, ldc, first);
     case 4:
-      return panel_tile<4>(x, ldx, panel, depth, c, first);
+      return panel_tile<4>(x, ldx, panel, depth, c, ldc, first);
     case 5:
-      return panel_tile<5>(x, ldx, panel, depth, c, first);
+      return panel_tile<5>(x, ldx, panel, depth, c, ldc, first);
     default:
-      return panel_tile<6>(x, ldx, panel, depth, c, first);
+      return panel_tile<6>(x, ldx, panel, depth, c, ldc, first);
   }
 }
 
@@ -139,6 +140,7 @@ void packed(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
   const int64_t parts = (a.k + kPanelDepth - 1) / kPanelDepth, depth = ((a.k + parts - 1) / parts + 31) / 32 * 32;
   for (int64_t part = 0; part * depth < a.k; ++part) {
     int64_t k = part * depth, deep = a.k - k < depth ? a.k - k : depth;
+    const int64_t filled = __is_same(WT, BF16) ? (deep + kBlock - 1) / kBlock * kBlock : deep;
     // Memory works while the strips are computed: on what comes some panels later, in the next task behind the last
     // part.
     const int64_t later = part + (kPanelsAhead * kPanelWidth + columns - 1) / columns;
@@ -151,7 +153,7 @@ void packed(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
         int64_t rows = (left + strips - 1) / strips, until = asked + (kPanelWidth - asked + strips - 1) / strips;
         ask_for(next, a.ldw * (int64_t)sizeof(WT), asked, until, depth * (int64_t)sizeof(WT));
         asked = until;
-        panel_strip(rows, x + r * a.ldx + k, a.ldx, panel, deep, c + r * kTileN + n, part == 0);
+        panel_strip(rows, x + r * a.ldx + k, a.ldx, panel, filled, c + r * a.tile_n + n, a.tile_n, part == 0);
         r += rows;
         left -= rows;
       }

@@ -16,6 +16,9 @@ constexpr int64_t kKeep = 4 << 20;
 // the level takes and still leaves some tasks to each thread.
 constexpr int64_t kNarrow = 32;
 constexpr int64_t kTall = 100;
+// With one row memory is what a task waits for, and long pieces of the weight are read faster than short ones: so few
+// tasks a thread, unless columns are many.
+constexpr int64_t kLeastOfOneRow = 128, kMostOfOneRow = 512;
 // Work (multiplications) below which one thread does it all.
 constexpr int64_t kSerialWork = 64 * 1024;
 
@@ -26,13 +29,22 @@ thread_local Scratch operand_scratch;
 // sets.
 int64_t leading(int64_t width) { return round_up(width, 32) + 32; }
 
+// Columns of a task of one row.
+int64_t one_row_tile(int64_t columns, int64_t threads) {
+  int64_t share = columns / (threads * kLeastOfOneRow);
+  int64_t tasks = threads == 1 ? 1 : threads * (share > 1 ? share : 1);
+  int64_t tile = round_up(ceil_div(columns, tasks), 16);
+  return tile < kMostOfOneRow ? tile : kMostOfOneRow;
+}
+
 void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
   int64_t columns = a.pair ? a.pair : a.n;
   a.tile_m = a.m < kernels.max_tile_m ? a.m : kernels.max_tile_m;
   Pool used = pool;
   if (a.m * a.n * a.k <= kSerialWork) used.threads = 1;
   a.tile_n = kernels.max_tile_n;
-  while (a.tile_n > kNarrow && (a.m < kTall || ceil_div(a.n, a.tile_n) < 8 * used.threads)) a.tile_n /= 2;
+  if (a.m == 1) a.tile_n = one_row_tile(columns, used.threads) * (a.pair ? 2 : 1);
+  while (a.m > 1 && a.tile_n > kNarrow && (a.m < kTall || ceil_div(a.n, a.tile_n) < 8 * used.threads)) a.tile_n /= 2;
   int64_t tile = a.pair ? a.tile_n / 2 : a.tile_n;
   // Few columns: also cut the rows, so that each thread finds work.
   while (a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
@@ -109,6 +121,10 @@ void rms_norm_mlp(const Kernels& kernels, const Pool& pool, const MlpArgs& a) {
     int64_t m = a.m - m0 < kPassRows ? a.m - m0 : kPassRows;
     char* x = static_cast<char*>(operand_scratch.get(m * (ldx + ldh) * os));
     char* h = x + m * ldx * os;
+    // What fills up the last block of a row, which no column writes.
+    const int64_t tail = a.intermediate / 32 * 32;
+    if (tail < a.intermediate)
+      for (int64_t r = 0; r < m; ++r) std::memset(h + (r * ldh + tail) * os, 0, 32 * os);
     over_blocks(pool, m, m * a.hidden, [&](int64_t begin, int64_t end) {
       char* row = static_cast<char*>(tile_scratch.get(a.hidden * es));
       norm_operand(kernels, a, m0, begin, end, x, ldx, operand, row);

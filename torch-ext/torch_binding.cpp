@@ -148,7 +148,7 @@ const float* scale_of(const OptionalTensor& weight, int64_t flavour, int64_t wid
   bool plus = flavour == static_cast<int64_t>(Flavour::one_plus_scale);
   if (type == DType::f32 && !plus && w.get() == weight->get()) return static_cast<const float*>(w.const_data_ptr());
   float* scale = static_cast<float*>(scale_scratch.get(width * static_cast<int64_t>(sizeof(float))));
-  kernels().to_operand(w.const_data_ptr(), width, type, scale, width, DType::f32, width, 1);
+  kernels().widen(w.const_data_ptr(), type, scale, width);
   if (plus) {
     for (int64_t i = 0; i < width; ++i) scale[i] += 1.0f;
   }
