@@ -22,7 +22,7 @@ from tools.project import ROOT, read_project
 OPTIONS = "detect_leaks=0:allocator_may_return_null=1"
 RUNTIMES = ("libasan.so", "libubsan.so")
 # The tests of one process with several extensions, and of broken files, are not about memory.
-TESTS = ("tests/native/test_every_level.py", "tests/native/test_threads.py")
+TESTS = tuple(f"tests/native/test_{name}.py" for name in ("every_level", "norms", "threads"))
 
 
 def build_sanitized(output: Path) -> Path:
