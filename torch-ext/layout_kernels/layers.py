@@ -227,12 +227,14 @@ class RMSNormMLP(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """Norm and MLP on the last dimension, [..., hidden_size] to [..., hidden_size]."""
-        if parts.is_plain_linear(self.gate_up_proj) and parts.is_plain_linear(self.down_proj):
-            weights = self.scale, self.gate_up_proj.weight, self.down_proj.weight
+        gate_up, down = self.gate_up_proj, self.down_proj
+        if parts.is_plain_linear(gate_up) and parts.is_plain_linear(down):
             settings = self.variance_epsilon, self.flavour, self.activation
-            return rms_norm_mlp(hidden_states, *weights, *settings, self.gate_up_proj.bias, self.down_proj.bias)
+            return rms_norm_mlp(
+                hidden_states, self.scale, gate_up.weight, down.weight, *settings, gate_up.bias, down.bias
+            )
         normalised = rms_norm(hidden_states, self.scale, self.variance_epsilon, self.flavour)
-        return self.down_proj(gated_activation(self.gate_up_proj(normalised), self.activation))
+        return down(gated_activation(gate_up(normalised), self.activation))
 
 
 class RMSNormMLPLayout(Layout):

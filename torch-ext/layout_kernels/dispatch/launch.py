@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from .custom_ops import library, register_custom_op
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 _len_dispatch_modes = torch._C._len_torch_dispatch_stack
 _len_function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
@@ -24,8 +25,8 @@ _tracing_state = torch._C._get_tracing_state
 def is_direct(*tensors: torch.Tensor | None) -> bool:
     """Whether a callable that may read pointers can be given these tensors, and no gradient is to be recorded.
 
-    Only plain tensors and parameters, outside every mode, transform and trace. A tensor with a pending negation
-    (`y.conj().imag`) or without memory (an efficient zero tensor) is not plain.
+    Only plain tensors and parameters, outside every mode, transform and trace. A sparse or nested tensor, one with a
+    pending negation (`y.conj().imag`) and one without memory (an efficient zero tensor) are not plain.
     """
     recording = torch.is_grad_enabled()
     for tensor in tensors:
@@ -33,7 +34,7 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
             continue
         if type(tensor) not in _PLAIN or (recording and tensor.requires_grad):
             return False
-        if tensor.is_neg() or tensor._is_zerotensor():
+        if tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_neg() or tensor._is_zerotensor():
             return False
     return (
         _len_dispatch_modes() == 0

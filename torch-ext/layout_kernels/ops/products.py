@@ -60,7 +60,7 @@ def is_ours(rows: int, dtype: torch.dtype) -> bool:
 
 def has_rows(weight: torch.Tensor) -> bool:
     """Whether each row of a weight lies in one piece, as the native kernels read it."""
-    return weight.stride(1) == 1 or weight.shape[1] == 1
+    return weight.is_contiguous() or weight.stride(1) == 1 or weight.shape[1] == 1
 
 
 def is_vector(bias: torch.Tensor | None) -> bool:

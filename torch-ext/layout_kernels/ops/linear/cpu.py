@@ -25,6 +25,6 @@ _product = operators.cpu_linear.default
 )
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """See the operation."""
-    if is_ours(x.numel() // x.shape[-1], x.dtype) and has_rows(weight) and is_vector(bias):
+    if is_ours(x.numel() // weight.shape[1], x.dtype) and has_rows(weight) and is_vector(bias):
         return _product(x, weight, bias)
     return functional.linear(x, weight, bias).contiguous()

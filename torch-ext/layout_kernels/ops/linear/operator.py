@@ -7,9 +7,11 @@ from torch.nn import functional
 
 from ...dispatch.launch import define_operator, is_direct
 from ...dispatch.runtime import RUNTIME
-from ..arguments import check_rows, check_tensor, check_vector
+from ..arguments import check_rows, check_tensor, check_vector, device_of, fits_rows, is_beside
 from . import CONTRACT, reference
 
+# For whatever device.
+_is_autocast = torch._C._is_any_autocast_enabled
 _forward = RUNTIME.functions(CONTRACT.operation)
 
 
@@ -29,6 +31,20 @@ def check_arguments(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None and value.dtype is not x.dtype:
             raise TypeError(f"{name} is {value.dtype} and x {x.dtype}; a product has one dtype, convert one of them")
+
+
+def _fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    # For dense tensors: whether check_arguments passes.
+    dtype, shape = x.dtype, weight.shape
+    return (
+        weight.dtype is dtype
+        and len(shape) == 2
+        and fits_rows(x)
+        and x.shape[-1] == shape[1]
+        and shape[0] > 0
+        and is_beside(weight, x)
+        and (bias is None or (bias.dtype is dtype and bias.shape == shape[:1] and is_beside(bias, x)))
+    )
 
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -74,6 +90,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         TypeError, ValueError: an argument is not as above.
         NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
     """
+    if not torch.compiler.is_compiling() and is_direct(x, weight, bias) and not _is_autocast() and _fits(x, weight, bias):
+        return _forward[device_of(x)](x, weight, bias)
     # Asking whether autocast is on for a device that has none, such as meta, is an error; so is another type than a
     # tensor, which the check names.
     if isinstance(x, torch.Tensor) and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):

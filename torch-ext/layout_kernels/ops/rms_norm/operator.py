@@ -8,7 +8,18 @@ import torch
 
 from ...dispatch.launch import define_operator, is_direct
 from ...dispatch.runtime import RUNTIME
-from ..arguments import check_choice, check_eps, check_grad, check_rows, check_vector, or_empty
+from ..arguments import (
+    check_choice,
+    check_eps,
+    check_grad,
+    check_rows,
+    check_vector,
+    device_of,
+    fits_eps,
+    fits_rows,
+    fits_vector,
+    or_empty,
+)
 from . import BACKWARD_CONTRACT, CONTRACT, FLAVOURS, reference
 
 _forward = RUNTIME.functions(CONTRACT.operation)
@@ -26,6 +37,16 @@ def check_arguments(x: torch.Tensor, weight: torch.Tensor | None, eps: float, fl
         check_vector("weight", weight, x.shape[-1], x)
     check_eps(eps)
     check_choice("flavour", flavour, FLAVOURS)
+
+
+def fits(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> bool:
+    """Whether `check_arguments` passes, for dense tensors and an eps that is a float."""
+    return (
+        fits_rows(x)
+        and (weight is None or fits_vector(weight, x.shape[-1], x))
+        and fits_eps(eps)
+        and flavour in FLAVOURS
+    )
 
 
 def result_dtype(x: torch.dtype, weight: torch.dtype | None, flavour: str) -> torch.dtype:
@@ -143,7 +164,9 @@ def rms_norm(
     """
     if torch.compiler.is_compiling():
         return FORWARD(x, weight, eps, flavour)
-    check_arguments(x, weight, eps, flavour)
     if is_direct(x, weight):
-        return _forward[x.device.type](x, weight, eps, flavour)
+        if not fits(x, weight, eps, flavour):
+            check_arguments(x, weight, eps, flavour)
+        return _forward[device_of(x)](x, weight, eps, flavour)
+    check_arguments(x, weight, eps, flavour)
     return FORWARD(x, weight, eps, flavour)

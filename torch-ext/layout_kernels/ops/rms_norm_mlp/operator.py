@@ -10,14 +10,17 @@ from torch.nn import functional
 
 from ...dispatch.launch import define_operator, is_direct
 from ...dispatch.runtime import RUNTIME
-from ..arguments import check_choice, check_rows, check_tensor, check_vector
+from ..arguments import check_choice, check_rows, check_tensor, check_vector, device_of, is_beside
 from ..gated_activation import ACTIVATIONS
 from ..gated_activation.operator import FORWARD as GATED_ACTIVATION
 from ..rms_norm.operator import FORWARD as RMS_NORM
 from ..rms_norm.operator import check_arguments as check_norm
+from ..rms_norm.operator import fits as fits_norm
 from . import CONTRACT, reference
 
 _forward = RUNTIME.functions(CONTRACT.operation)
+_is_any_autocast = torch._C._is_any_autocast_enabled
+_USUAL = (torch.bfloat16, torch.float16, torch.float32)
 _MaybeTensor = TypeVar("_MaybeTensor", torch.Tensor, torch.Tensor | None)
 
 
@@ -55,6 +58,40 @@ def check_arguments(
     for name, value in (("down", down), ("gate_up_bias", gate_up_bias), ("down_bias", down_bias)):
         if value is not None and value.dtype is not gate_up.dtype:
             raise TypeError(f"{name} is {value.dtype} and gate_up {gate_up.dtype}; the projections share one dtype")
+
+
+def _fits(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> bool:
+    # For dense tensors, projections of one of the halves or float32, and an eps that is a float: whether
+    # check_arguments passes.
+    dtype, rows, columns = gate_up.dtype, gate_up.shape, down.shape
+    return (
+        dtype in _USUAL
+        and fits_norm(x, norm_weight, eps, flavour)
+        and len(rows) == len(columns) == 2
+        and rows[1] == x.shape[-1]
+        and rows[0] == 2 * columns[1] > 0
+        and columns[0] > 0
+        and down.dtype is dtype
+        and activation in ACTIVATIONS
+        and is_beside(gate_up, x)
+        and is_beside(down, x)
+        and (gate_up_bias is None or _is_bias(gate_up_bias, gate_up))
+        and (down_bias is None or _is_bias(down_bias, down))
+    )
+
+
+def _is_bias(bias: torch.Tensor, weight: torch.Tensor) -> bool:
+    return bias.dtype is weight.dtype and bias.shape == weight.shape[:1] and is_beside(bias, weight)
 
 
 def _is_autocast(device: str) -> bool:
@@ -171,6 +208,11 @@ def rms_norm_mlp(
     """
     compiling = torch.compiler.is_compiling()
     if not compiling:
+        direct = is_direct(x, norm_weight, gate_up, down, gate_up_bias, down_bias)
+        if direct and not _is_any_autocast():
+            args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+            if _fits(*args):
+                return _forward[device_of(x)](*args)
         check_rows("x", x)
     if _is_autocast(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
