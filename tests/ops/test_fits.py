@@ -1,4 +1,4 @@
-"""The quick look at an operation's arguments agrees with its check: what it lets through, the check lets through too."""
+"""The quick look at an operation's arguments agrees with its check: both take the same."""
 
 from __future__ import annotations
 
