@@ -356,12 +356,23 @@ LK_INLINE VF bias_part(const ProductArgs& a, int64_t at, int64_t n) {
   return get(static_cast<const float*>(a.bias) + at, n);
 }
 
+// A NaN comes from a bf16 here or is the processor's own: the lower half of its bits is zero, and the quick rounding
+// leaves it a NaN. Only the processor's own rounding needs care, for subnormals.
+template <class WT>
+LK_INLINE VF rounded(VF v) {
+#if defined(__AVX512BF16__)
+  return round_to<WT>(v);
+#else
+  return quick_round_to<WT>(v);
+#endif
+}
+
 template <class WT, class Y>
 void finish_plain(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, const float* c) {
   for (int64_t r = 0; r < m; ++r) {
     Y* y = static_cast<Y*>(a.y) + (m0 + r) * a.ldy + n0;
     each_vector(nw, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
-      put(y + i, round_to<WT>(get(c + r * a.tile_n + i, n) + bias_part(a, n0 + i, n)), n);
+      put(y + i, rounded<WT>(get(c + r * a.tile_n + i, n) + bias_part(a, n0 + i, n)), n);
     });
   }
 }
@@ -372,9 +383,9 @@ void finish_pair(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_
   for (int64_t r = 0; r < m; ++r) {
     Y* row = static_cast<Y*>(a.y) + (m0 + r) * a.ldy;
     each_vector(nw, [&](int64_t i, int64_t n) __attribute__((always_inline)) {
-      VF g = round_to<WT>(get(c + r * a.tile_n + i, n) + bias_part(a, n0 + i, n));
-      VF u = round_to<WT>(get(up + r * a.tile_n + i, n) + bias_part(a, a.pair + n0 + i, n));
-      VF h = round_to<WT>(round_to<WT>(activate<act>(g)) * u);
+      VF g = rounded<WT>(get(c + r * a.tile_n + i, n) + bias_part(a, n0 + i, n));
+      VF u = rounded<WT>(get(up + r * a.tile_n + i, n) + bias_part(a, a.pair + n0 + i, n));
+      VF h = rounded<WT>(rounded<WT>(activate<act>(g)) * u);
 #if !defined(__AVX512BF16__)
       if constexpr (__is_same(WT, BF16) && __is_same(Y, float)) return put_split(row, n0 + i, h);
 #endif

@@ -135,6 +135,27 @@ def test_the_fused_mlp_of_several_panels(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 14])
+def test_what_is_not_finite_stays_so_and_in_its_row(package: Any, level: str, dtype: str, rows: int) -> None:
+    """NaN of every bit pattern that bf16 has room for; scratch memory that held it gives nothing to the next call."""
+    operators = import_module(f"{package.__name__}.ops.native").operators
+    half = getattr(torch, dtype)
+    shapes = ((rows, 45), (45,), (2 * 35, 45), (41, 35))
+    x, norm, gate_up, down = (torch.rand(shape).add(0.5).div(8).to(half) for shape in shapes)
+    quiet = torch.full((), 0x7FFF, dtype=torch.int16).view(torch.bfloat16).to(half)
+    for bad in (quiet, -quiet, torch.full_like(quiet, torch.inf)):
+        wrong = x.clone()
+        wrong[rows // 2, 44] = bad
+        for result in (
+            operators.cpu_linear(wrong, gate_up, None),
+            operators.cpu_rms_norm_mlp(wrong, norm, gate_up, down, 1e-6, 0, 0, None, None),
+        ):
+            assert [bool(row.isfinite().any()) for row in result] == [row != rows // 2 for row in range(rows)]
+            assert int((~result.isfinite()).sum()) == result.shape[1]
+        assert operators.cpu_linear(x, gate_up, None).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_every_batch(package: Any, level: str, dtype: str) -> None:
     """A sum runs over k in an order that the number of rows does not change, but for AVX2's one row, few and many."""
     operators = import_module(f"{package.__name__}.ops.native").operators

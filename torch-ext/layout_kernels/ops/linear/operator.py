@@ -90,13 +90,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         TypeError, ValueError: an argument is not as above.
         NotImplementedError: called under `torch.func.vmap`; leading dimensions already are a batch.
     """
-    if not torch.compiler.is_compiling() and is_direct(x, weight, bias) and not _is_autocast() and _fits(x, weight, bias):
+    eager = not torch.compiler.is_compiling()
+    if eager and is_direct(x, weight, bias) and not _is_autocast() and _fits(x, weight, bias):
         return _forward[device_of(x)](x, weight, bias)
     # Asking whether autocast is on for a device that has none, such as meta, is an error; so is another type than a
     # tensor, which the check names.
     if isinstance(x, torch.Tensor) and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
         return functional.linear(x, weight, bias)
-    if torch.compiler.is_compiling():
+    if not eager:
         return FORWARD(x, weight, bias)
     check_arguments(x, weight, bias)
     if is_direct(x, weight, bias):
