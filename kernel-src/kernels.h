@@ -79,9 +79,9 @@ struct GatedNormArgs {
   bool sigmoid;       // act: sigmoid, otherwise silu
 };
 
-// c[m, n] = sum over k of x[m, k] * w[n, k] in fp32, k in a fixed order that depends on K alone.
-// pair == 0: y[m, n] = round(c + bias). pair == P: rows n and P + n of w are gate and up, n < P, and
-// y[m, n] = round(round(act(round(gate))) * round(up)).
+// c[m, n] = sum over k of x[m, k] * w[n, k] in fp32, in an order that K and the level fix; on AVX2 also whether m is
+// 1, below 12 or more. The threads and the tiles have no part in it. pair == 0: y[m, n] = round(c + bias). pair == P:
+// rows n and P + n of w are gate and up, n < P, and y[m, n] = round(round(act(round(gate))) * round(up)).
 struct ProductArgs {
   const void* x;  // the operand form of the level (see Kernels::operand_type), [m, k], leading dimension ldx
   const void* w;  // [n, k], leading dimension ldw, w_type

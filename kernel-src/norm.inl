@@ -61,8 +61,11 @@ LK_INLINE void put(T* p, VF v, int64_t n) {
   }
 }
 
+// Sums run over a block in fp32 and over the blocks in double: the error of a wide row does not grow with its width.
+constexpr int64_t kSquares = 64 * 4 * W;
+
 template <class X>
-LK_INLINE double sum_of_squares(const X* x, int64_t width) {
+LK_INLINE double squares_of_block(const X* x, int64_t width) {
   VF a = {}, b = {}, c = {}, d = {};
   int64_t i = 0;
   for (; i + 4 * W <= width; i += 4 * W) {
@@ -79,10 +82,18 @@ LK_INLINE double sum_of_squares(const X* x, int64_t width) {
   return sum_in_double((a + b) + (c + d));
 }
 
+template <class X>
+LK_INLINE double sum_of_squares(const X* x, int64_t width) {
+  double sum = 0;
+  for (int64_t i = 0; i < width; i += kSquares)
+    sum += squares_of_block(x + i, width - i < kSquares ? width - i : kSquares);
+  return sum;
+}
+
 #if defined(__AVX512BF16__)
 // By products of pairs, which take subnormals for 0. That is below 2^-126 a square, so a mean from `small` on does not
 // show it; a row below is summed again.
-LK_INLINE double sum_of_squares(const BF16* x, int64_t width) {
+LK_INLINE double squares_by_pairs(const BF16* x, int64_t width) {
   VF sum[4] = {};
   int64_t i = 0;
   for (; i + 8 * W <= width; i += 8 * W) {
@@ -100,15 +111,20 @@ LK_INLINE double sum_of_squares(const BF16* x, int64_t width) {
     __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + i + at * 2 * W);
     sum[at] = (VF)_mm512_dpbf16_ps((__m512)sum[at], v, v);
   }
-  double squares = sum_in_double((sum[0] + sum[1]) + (sum[2] + sum[3]));
+  return sum_in_double((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+LK_INLINE double sum_of_squares(const BF16* x, int64_t width) {
+  double squares = 0;
+  for (int64_t i = 0; i < width; i += kSquares)
+    squares += squares_by_pairs(x + i, width - i < kSquares ? width - i : kSquares);
   constexpr double small = 1e-30;
   if (__builtin_expect(squares < small * (double)width, 0)) return sum_of_squares<BF16>(x, width);
   return squares;
 }
 #endif
 
-// In double from the last sum on: the scale of a whole row is then rounded once, which leaves a result's error to its
-// own two products.
+// In double from the sum of a block on: the scale of a whole row is then rounded once more only.
 LK_INLINE float inverse_rms(double squares, int64_t width, float eps) {
   return (float)(1.0 / __builtin_sqrt(squares / (double)width + (double)eps));
 }

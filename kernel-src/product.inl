@@ -44,7 +44,7 @@ struct Widening {  // x in fp32, w widened in registers
 };
 
 #if defined(__AVX512BF16__)
-struct Pairing {  // x and w in bf16, products of pairs by the processor
+struct Pairing {  // x and w in bf16, products of pairs by the processor, which takes subnormals for 0
   typedef BF16 X;
   typedef BF16 Weight;
   typedef __m512bh Part;
@@ -61,7 +61,7 @@ struct Pairing {  // x and w in bf16, products of pairs by the processor
   }
   template <int part>
   LK_INLINE Part w(const Weight* p, int64_t n) {
-    return (Part)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p);
+    return (Part)_mm512_maskz_loadu_epi16((__mmask32)first(n), p);
   }
   LK_INLINE Sum add(Sum sum, Part a, Part b) { return (VF)_mm512_dpbf16_ps((__m512)sum, a, b); }
   LK_INLINE VF total(Sum sum) { return sum; }
@@ -83,14 +83,26 @@ struct Splitting {
   }
   template <int part>
   LK_INLINE Part w(const Weight* p) {
-    VU pairs = load_as<VU>(p);
-    return float_of(part == 0 ? pairs << 16 : pairs & 0xffff0000u);
+    return half<part>(load_as<VU>(p));
   }
   template <int part>
   LK_INLINE Part w(const Weight* p, int64_t n) {
+#if defined(__AVX512F__)
+    return half<part>((VU)_mm512_maskz_loadu_epi16((__mmask32)first(n), p));
+#elif defined(__AVX2__)
+    const VI lane = {0, 1, 2, 3, 4, 5, 6, 7}, last = VI{} + (int32_t)(n / 2);
+    VU pairs = (VU)_mm256_maskload_epi32(reinterpret_cast<const int*>(p), (__m256i)(lane < last));
+    if (n & 1) pairs |= (VU)(lane == last) & (VU{} + p[n - 1].bits);
+    return half<part>(pairs);
+#else
     BF16 all[2 * W] = {};
-    memcpy(all, p, n * sizeof(BF16));
+    copy_some<sizeof all>(all, p, n * (int64_t)sizeof(BF16));
     return w<part>(all);
+#endif
+  }
+  template <int part>
+  LK_INLINE Part half(VU pairs) {
+    return float_of(part == 0 ? pairs << 16 : pairs & 0xffff0000u);
   }
   LK_INLINE Sum add(Sum sum, Part a, Part b) { return sum + a * b; }
   LK_INLINE VF total(Sum sum) { return sum; }
@@ -119,9 +131,8 @@ struct WideningHalves {
   }
   template <int part>
   LK_INLINE Part w(const Weight* p, int64_t n) {
-    F16 all[W] = {};
-    memcpy(all, p, n * sizeof(F16));
-    return w<part>(all);
+    return {_mm256_cvtph_ps(_mm_maskz_loadu_epi16((__mmask8)first(n), p)),
+            _mm256_cvtph_ps(_mm_maskz_loadu_epi16((__mmask8)(first(n) >> 8), p + 8))};
   }
   LK_INLINE Sum add(Sum sum, Part a, Part b) {
     return {_mm256_fmadd_ps(a.low, b.low, sum.low), _mm256_fmadd_ps(a.high, b.high, sum.high)};
@@ -153,12 +164,14 @@ constexpr int chains() {
   return MR == 1 ? LK_CHAINS : 1;
 }
 
+// `left`: elements of w that are left, 0 for all of a step.
 template <class E, int MR, int NR, int CH, int part>
 LK_INLINE void register_part(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t gap,
-                             typename E::Sum (&acc)[CH][MR][NR], int chain) {
+                             typename E::Sum (&acc)[CH][MR][NR], int chain, int64_t left) {
   typename E::Part wv[NR];
 #pragma GCC unroll 8
-  for (int n = 0; n < NR; ++n) wv[n] = E::template w<part>(w + n * gap);
+  for (int n = 0; n < NR; ++n)
+    wv[n] = left ? E::template w<part>(w + n * gap, left) : E::template w<part>(w + n * gap);
 #pragma GCC unroll 8
   for (int m = 0; m < MR; ++m) {
     typename E::Part xv = E::template x<part>(x + m * ldx);
@@ -169,9 +182,9 @@ LK_INLINE void register_part(const typename E::X* x, int64_t ldx, const typename
 
 template <class E, int MR, int NR, int CH>
 LK_INLINE void register_step(const typename E::X* x, int64_t ldx, const typename E::Weight* w, int64_t gap,
-                             typename E::Sum (&acc)[CH][MR][NR], int chain) {
-  register_part<E, MR, NR, CH, 0>(x, ldx, w, gap, acc, chain % CH);
-  if constexpr (E::parts == 2) register_part<E, MR, NR, CH, 1>(x, ldx, w, gap, acc, (chain + 1) % CH);
+                             typename E::Sum (&acc)[CH][MR][NR], int chain, int64_t left = 0) {
+  register_part<E, MR, NR, CH, 0>(x, ldx, w, gap, acc, chain % CH, left);
+  if constexpr (E::parts == 2) register_part<E, MR, NR, CH, 1>(x, ldx, w, gap, acc, (chain + 1) % CH, left);
 }
 
 // NR rows of w, `gap` elements apart, whose sums are `gap_c` apart. With one row of x they are far from each other.
@@ -197,19 +210,7 @@ LK_INLINE void register_tile(const typename E::X* x, int64_t ldx, const typename
       register_step<E, MR, NR>(x + i + at, ldx, w + i + at, gap, acc, (int)(at / E::step) * E::parts);
   }
   for (; i + E::step <= k; i += E::step) register_step<E, MR, NR>(x + i, ldx, w + i, gap, acc, 0);
-  if (i < k) {
-#pragma GCC unroll 8
-    for (int n = 0; n < NR; ++n) {
-#pragma GCC unroll 8
-      for (int m = 0; m < MR; ++m) {
-        const typename E::X* xm = x + m * ldx + i;
-        const typename E::Weight* wn = w + n * gap + i;
-        acc[0][m][n] = E::add(acc[0][m][n], E::template x<0>(xm), E::template w<0>(wn, k - i));
-        if constexpr (E::parts == 2)
-          acc[1 % CH][m][n] = E::add(acc[1 % CH][m][n], E::template x<1>(xm), E::template w<1>(wn, k - i));
-      }
-    }
-  }
+  if (i < k) register_step<E, MR, NR>(x + i, ldx, w + i, gap, acc, 0, k - i);
 #pragma GCC unroll 8
   for (int m = 0; m < MR; ++m) {
     VF total[NR];
@@ -414,7 +415,7 @@ struct FormOf<BF16> {
 template <class WT>
 void multiply(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
 #ifdef LK_PACKED
-  // By the rows of the whole product, not of the tile, whose height depends on the number of threads.
+  // By the rows of the whole pass, not of the tile, whose height depends on the number of threads.
   if (a.m >= kPackedRows) return packed<WT>(a, m0, m, n0, nw, c, panel);
 #endif
   (void)panel;

@@ -25,6 +25,9 @@ constexpr int64_t kSerialWork = 64 * 1024;
 thread_local Scratch tile_scratch;
 thread_local Scratch operand_scratch;
 
+// Rows of a pass: about as many in each, so that none is left with a few, whose sums may run in another order.
+int64_t pass_rows(int64_t m) { return ceil_div(m, ceil_div(m, kPassRows)); }
+
 // Leading dimension of an operand: a whole number of cache lines, off the powers of two, whose rows would share cache
 // sets.
 int64_t leading(int64_t width) { return round_up(width, 32) + 32; }
@@ -74,8 +77,9 @@ const char* bytes(const void* p) { return static_cast<const char*>(p); }
 void linear(const Kernels& kernels, const Pool& pool, const LinearArgs& a) {
   DType operand = kernels.operand_type(a.type);
   int64_t es = size_of(a.type), os = size_of(operand), ld = leading(a.k);
-  for (int64_t m0 = 0; m0 < a.m; m0 += kPassRows) {
-    int64_t m = a.m - m0 < kPassRows ? a.m - m0 : kPassRows;
+  const int64_t most = pass_rows(a.m);
+  for (int64_t m0 = 0; m0 < a.m; m0 += most) {
+    int64_t m = a.m - m0 < most ? a.m - m0 : most;
     char* x = static_cast<char*>(operand_scratch.get(m * ld * os));
     over_blocks(pool, m, m * a.k, [&](int64_t begin, int64_t end) {
       kernels.to_operand(bytes(a.x) + (m0 + begin) * a.ldx * es, a.ldx, a.type, x + begin * ld * os, ld, operand, a.k,
@@ -117,8 +121,9 @@ void rms_norm_mlp(const Kernels& kernels, const Pool& pool, const MlpArgs& a) {
   DType operand = kernels.operand_type(a.type);
   int64_t es = size_of(a.type), os = size_of(operand);
   int64_t ldx = leading(a.hidden), ldh = leading(a.intermediate);
-  for (int64_t m0 = 0; m0 < a.m; m0 += kPassRows) {
-    int64_t m = a.m - m0 < kPassRows ? a.m - m0 : kPassRows;
+  const int64_t most = pass_rows(a.m);
+  for (int64_t m0 = 0; m0 < a.m; m0 += most) {
+    int64_t m = a.m - m0 < most ? a.m - m0 : most;
     char* x = static_cast<char*>(operand_scratch.get(m * (ldx + ldh) * os));
     char* h = x + m * ldx * os;
     // What fills up the last block of a row, which no column writes.

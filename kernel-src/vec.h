@@ -133,20 +133,49 @@ LK_INLINE void store(F16* p, VF v) {
   memcpy(p, &h, sizeof h);
 }
 
-// The first n of W elements, the others 0; never touches memory behind them.
+// Fewer bytes than `room`, an even number: a call of memcpy takes longer than what it is for here.
+template <int64_t room>
+LK_INLINE void copy_some(void* to, const void* from, int64_t bytes) {
+  char* t = (char*)to;
+  const char* f = (const char*)from;
+  if (room > 32 && (bytes & 32)) memcpy(t, f, 32), t += 32, f += 32;
+  if (room > 16 && (bytes & 16)) memcpy(t, f, 16), t += 16, f += 16;
+  if (room > 8 && (bytes & 8)) memcpy(t, f, 8), t += 8, f += 8;
+  if (room > 4 && (bytes & 4)) memcpy(t, f, 4), t += 4, f += 4;
+  if (bytes & 2) memcpy(t, f, 2);
+}
+
+// The first n of W elements, n below W, the others 0; never touches memory behind them.
+#if defined(__AVX512F__)
+LK_INLINE uint32_t first(int64_t n) { return (1u << n) - 1u; }
+LK_INLINE VF load_part(const float* p, int64_t n) { return (VF)_mm512_maskz_loadu_ps((__mmask16)first(n), p); }
+LK_INLINE VF load_part(const BF16* p, int64_t n) {
+  return widen_bf16((VH)_mm256_maskz_loadu_epi16((__mmask16)first(n), p));
+}
+LK_INLINE VF load_part(const F16* p, int64_t n) {
+  return widen_f16((VH)_mm256_maskz_loadu_epi16((__mmask16)first(n), p));
+}
+LK_INLINE void store_part(float* p, VF v, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)first(n), (__m512)v); }
+LK_INLINE void store_part(BF16* p, VF v, int64_t n) {
+  _mm256_mask_storeu_epi16(p, (__mmask16)first(n), (__m256i)narrow_bf16(v));
+}
+LK_INLINE void store_part(F16* p, VF v, int64_t n) {
+  _mm256_mask_storeu_epi16(p, (__mmask16)first(n), (__m256i)narrow_f16(v));
+}
+#else
 template <class T>
 LK_INLINE VF load_part(const T* p, int64_t n) {
-  T part[W];
-  memset(part, 0, sizeof part);
-  memcpy(part, p, n * sizeof(T));
+  T part[W] = {};
+  copy_some<sizeof part>(part, p, n * (int64_t)sizeof(T));
   return load(part);
 }
 template <class T>
 LK_INLINE void store_part(T* p, VF v, int64_t n) {
   T part[W];
   store(part, v);
-  memcpy(p, part, n * sizeof(T));
+  copy_some<sizeof part>(p, part, n * (int64_t)sizeof(T));
 }
+#endif
 
 LK_INLINE VF round_to(VF v, const float*) { return v; }
 #if defined(__AVX512BF16__)

@@ -49,8 +49,18 @@ int32_t torch_type(DType t) {
 int64_t width_of(const Tensor& t, const char* name) {
   int64_t dim = t.dim();
   STD_TORCH_CHECK(dim >= 1, name, " must have at least one dimension");
-  return t.sizes()[dim - 1];
+  int64_t width = t.sizes()[dim - 1];
+  STD_TORCH_CHECK(width > 0, "the last dimension of ", name, " must be at least 1");
+  return width;
 }
+
+// One of `count` codes, as the operations' Python gives them.
+int64_t code(int64_t value, int64_t count, const char* name) {
+  STD_TORCH_CHECK(value >= 0 && value < count, name, " must be a code below ", count, "; given ", value);
+  return value;
+}
+
+Activation activation_of(int64_t value) { return static_cast<Activation>(code(value, 3, "activation")); }
 
 // Straight to the allocating call of the C interface: the stable `empty` goes through the dispatcher by name.
 Tensor new_tensor(int64_t dim, const int64_t* sizes, DType type) {
@@ -161,7 +171,9 @@ DType result_type(DType x, const OptionalTensor& weight, bool round_first) {
   return type_of(*weight, "weight") == x ? x : DType::f32;
 }
 
-bool rounds_first(int64_t flavour) { return flavour == static_cast<int64_t>(Flavour::cast_then_scale); }
+bool rounds_first(int64_t flavour) {
+  return code(flavour, 3, "flavour") == static_cast<int64_t>(Flavour::cast_then_scale);
+}
 
 void* pointer(const OptionalTensor& t) { return t.has_value() ? t->data_ptr() : nullptr; }
 
@@ -209,7 +221,7 @@ Tensor cpu_gated_activation(Tensor gate_up, int64_t activation) {
   int64_t width = v.width / 2;
   Tensor y = new_like(gate_up, width, v.type);
   if (v.count == 0) return y;
-  GatedActivationArgs a{v.data, nullptr, y.data_ptr(), v.rows, {}, width, v.type, static_cast<Activation>(activation)};
+  GatedActivationArgs a{v.data, nullptr, y.data_ptr(), v.rows, {}, width, v.type, activation_of(activation)};
   gated_activation(kernels(), pool(), a, v.count, false);
   return y;
 }
@@ -221,8 +233,7 @@ Tensor cpu_gated_activation_backward(Tensor grad, Tensor gate_up, int64_t activa
                   "grad must have the dtype of gate_up and half its width");
   Tensor out = new_like(gate_up, v.type);
   if (v.count == 0) return out;
-  GatedActivationArgs a{v.data, g.data, out.data_ptr(), v.rows,
-                        g.rows, width,  v.type,         static_cast<Activation>(activation)};
+  GatedActivationArgs a{v.data, g.data, out.data_ptr(), v.rows, g.rows, width, v.type, activation_of(activation)};
   gated_activation(kernels(), pool(), a, v.count, true);
   return out;
 }
@@ -250,9 +261,9 @@ GatedViews gated_views(const Tensor& x, const Tensor& gate, const OptionalTensor
   a.eps = static_cast<float>(eps);
   a.x_type = type_of(x, "x");
   a.gate_type = type_of(gate, "gate");
-  a.gate_first = order == 0;
+  a.gate_first = code(order, 2, "order") == 0;
   a.round_first = rounds_first(flavour);
-  a.sigmoid = activation == 1;
+  a.sigmoid = code(activation, 2, "activation") == 1;
   a.y_type = a.gate_first ? result_type(a.x_type, weight, a.round_first) : a.x_type;
   // The product of weight and rounded norm is rounded to the dtype they share.
   a.round_scaled = weight.has_value() && a.round_first && type_of(*weight, "weight") == a.x_type;
@@ -268,6 +279,7 @@ Tensor cpu_gated_rms_norm(Tensor x, Tensor gate, OptionalTensor weight, double e
   Tensor y = new_like(x, v.args.y_type);
   v.args.y = y.data_ptr();
   gated_norm(kernels(), pool(), v.args, v.rows);
+  scale_scratch.trim(kKeepScale);
   return y;
 }
 
@@ -286,13 +298,15 @@ std::tuple<Tensor, Tensor, Tensor> cpu_gated_rms_norm_backward(Tensor grad, Tens
   v.args.dgate = dgate.data_ptr();
   gated_norm_backward(kernels(), pool(), v.args, v.rows,
                       need_weight ? static_cast<float*>(dweight.data_ptr()) : nullptr);
+  scale_scratch.trim(kKeepScale);
   return {dx, dgate, dweight};
 }
 
 namespace {
 
 void check_matrix(const Tensor& w, const char* name, int64_t width, DType type) {
-  STD_TORCH_CHECK(w.dim() == 2 && w.sizes()[1] == width, name, " must be [rows, ", width, "]");
+  STD_TORCH_CHECK(w.dim() == 2 && w.sizes()[0] > 0 && w.sizes()[1] == width, name, " must be [rows, ", width,
+                  "], rows at least 1");
   STD_TORCH_CHECK(w.stride(1) == 1 || width == 1, name, " must have contiguous rows");
   STD_TORCH_CHECK(type_of(w, name) == type, name, " must have the dtype of x");
 }
@@ -312,7 +326,7 @@ Tensor cpu_linear(Tensor x, Tensor weight, OptionalTensor bias) {
   int64_t n = weight.sizes()[0];
   check_bias(bias, "bias", n, v.type);
   Tensor y = new_like(x, n, v.type);
-  if (v.count == 0 || n == 0) return y;
+  if (v.count == 0) return y;
   LinearArgs a{v.data, weight.data_ptr(), pointer(bias), y.data_ptr(),     v.count,
                n,      v.width,           distance(v),   weight.stride(0), v.type};
   linear(kernels(), pool(), a);
@@ -323,8 +337,10 @@ Tensor cpu_rms_norm_mlp(Tensor x, OptionalTensor norm_weight, Tensor gate_up, Te
                         int64_t activation, OptionalTensor gate_up_bias, OptionalTensor down_bias) {
   RowView v = flat_rows_of(x, "x");
   check_matrix(gate_up, "gate_up", v.width, v.type);
-  int64_t size = gate_up.sizes()[0] / 2, out = down.sizes()[0];
+  STD_TORCH_CHECK(gate_up.sizes()[0] % 2 == 0, "gate_up must have an even number of rows");
+  int64_t size = gate_up.sizes()[0] / 2;
   check_matrix(down, "down", size, v.type);
+  int64_t out = down.sizes()[0];
   check_bias(gate_up_bias, "gate_up_bias", 2 * size, v.type);
   check_bias(down_bias, "down_bias", out, v.type);
   Tensor y = new_like(x, out, v.type);
@@ -335,8 +351,9 @@ Tensor cpu_rms_norm_mlp(Tensor x, OptionalTensor norm_weight, Tensor gate_up, Te
   a.gate_up_bias = pointer(gate_up_bias), a.down_bias = pointer(down_bias), a.y = y.data_ptr();
   a.m = v.count, a.hidden = v.width, a.intermediate = size, a.out = out, a.ldx = distance(v);
   a.ld_gate_up = gate_up.stride(0), a.ld_down = down.stride(0), a.eps = static_cast<float>(eps), a.type = v.type;
-  a.round_first = rounds_first(flavour), a.activation = static_cast<Activation>(activation);
+  a.round_first = rounds_first(flavour), a.activation = activation_of(activation);
   rms_norm_mlp(kernels(), pool(), a);
+  scale_scratch.trim(kKeepScale);
   return y;
 }
 

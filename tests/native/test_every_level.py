@@ -165,6 +165,8 @@ def test_a_row_has_the_same_bits_in_every_batch(package: Any, level: str, dtype:
     for rows in (1, 2, 5):
         same = torch.equal(operators.cpu_linear(x[:rows], weight, None), few[:rows])
         assert same or (level == "avx2" and rows == 1)
+    last = operators.cpu_linear(x[[0] * 257], weight, None)
+    assert torch.equal(last[0], last[-1])  # more than a pass
     for rows in (12, 20, 70, 130):
         assert torch.equal(operators.cpu_linear(x[:rows], weight, None), many[:rows])
     assert level == "avx2" or torch.equal(few, many[:11])

@@ -128,3 +128,28 @@ def test_an_override_that_lets_no_peer_be_selected_is_refused_before_anything_is
     monkeypatch.setenv("LAYOUT_KERNELS_OVERRIDE_RMS_NORM", "reference")
     assert benchmark.main(["--operation", "rms_norm", "--peers"]) == 2
     assert "LAYOUT_KERNELS_OVERRIDE_RMS_NORM=reference" in capsys.readouterr().err
+
+
+REFUSED = {
+    "mlp without an intermediate size": "mlp(x, None, empty(0, 8), empty(5, 0), 1e-6, 0, 0, None, None)",
+    "mlp without a result": "mlp(x, None, ones(6, 8), empty(0, 3), 1e-6, 0, 0, None, None)",
+    "mlp whose down is no matrix": "mlp(x, None, ones(6, 8), empty(()), 1e-6, 0, 0, None, None)",
+    "mlp with half a pair of rows": "mlp(x, None, ones(7, 8), ones(5, 3), 1e-6, 0, 0, None, None)",
+    "mlp with an unknown activation": "mlp(x, None, ones(6, 8), ones(5, 3), 1e-6, 0, 3, None, None)",
+    "linear of no width": "ops.cpu_linear(empty(4, 0), empty(16, 0), ones(16))",
+    "linear without a result": "ops.cpu_linear(x, empty(0, 8), None)",
+    "norm of no width": "ops.cpu_rms_norm(empty(3, 0), None, 1e-6, 0)",
+    "norm of an unknown flavour": "ops.cpu_rms_norm(x, None, 1e-6, 3)",
+    "gated norm of no width": "ops.cpu_gated_rms_norm(empty(3, 0), empty(3, 0), None, 1e-6, 0, 0, 1, 0)",
+    "activation of an unknown code": "ops.cpu_gated_activation(x, -1)",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_an_operator_refuses_what_it_has_no_answer_for(package: ModuleType, level: str, case: str, rows: int) -> None:
+    ops = import_module(f"{package.__name__}.ops.native").operators
+    x, empty, ones = torch.ones(rows, 8), torch.empty, torch.ones
+    names = {"ops": ops, "mlp": ops.cpu_rms_norm_mlp, "x": x, "empty": empty, "ones": ones}
+    with pytest.raises(RuntimeError, match=r"must (be|have)"):
+        eval(REFUSED[case], names)

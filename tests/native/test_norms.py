@@ -63,6 +63,16 @@ def test_a_row_whose_squares_nearly_vanish(package: Any, level: str, width: int)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_wide_row_of_one_value_is_not_further_off_than_a_narrow_one(package: Any, level: str, dtype: str) -> None:
+    """Every rounding of its sum goes the same way, so sums over all of it in float32 would be 1e-5 off."""
+    x = torch.full((1, 1 << 18), 1.3, dtype=DTYPES[dtype])
+    found = operator(package)(x, torch.ones(x.shape[1], dtype=torch.float32), 0.0, 0)
+    # Rounded first, in the halves, hence a float32 result of the rounded value.
+    bound = 3e-6 if dtype == "float32" else torch.finfo(x.dtype).eps
+    assert (found.double() - 1).abs().max() < bound
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_result_that_no_cache_holds(package: Any, level: str, threads: int, dtype: str) -> None:
     """It is written past the caches: the same bits as in small parts, and also where rows cannot be so written."""
     norm, cache = operator(package), last_level_cache("cpu")

@@ -24,7 +24,7 @@ _product = operators.cpu_linear.default
     priority=10,
 )
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """See the operation."""
+    """See the operation. In bf16, processors with bf16 instructions take subnormal factors and products for 0."""
     if is_ours(x.numel() // weight.shape[1], x.dtype) and has_rows(weight) and is_vector(bias):
         return _product(x, weight, bias)
     return functional.linear(x, weight, bias).contiguous()
