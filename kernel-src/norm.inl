@@ -107,7 +107,7 @@ LK_INLINE double squares_by_pairs(const BF16* x, int64_t width) {
   for (int at = 0; at < 4; ++at) {
     const int64_t left = width - i - at * 2 * W;
     if (left <= 0) break;
-    const uint32_t mask = left < 2 * W ? (1u << left) - 1u : ~0u;
+    const uint32_t mask = left < 2 * W ? first(left) : ~0u;
     __m512bh v = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + i + at * 2 * W);
     sum[at] = (VF)_mm512_dpbf16_ps((__m512)sum[at], v, v);
   }

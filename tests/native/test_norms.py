@@ -62,14 +62,12 @@ def test_a_row_whose_squares_nearly_vanish(package: Any, level: str, width: int)
     torch.testing.assert_close(found.double(), reference(x.double(), None, 0.0, FLAVOURS[0]), rtol=5e-3, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_wide_row_of_one_value_is_not_further_off_than_a_narrow_one(package: Any, level: str, dtype: str) -> None:
-    """Every rounding of its sum goes the same way, so sums over all of it in float32 would be 1e-5 off."""
-    x = torch.full((1, 1 << 18), 1.3, dtype=DTYPES[dtype])
-    found = operator(package)(x, torch.ones(x.shape[1], dtype=torch.float32), 0.0, 0)
-    # Rounded first, in the halves, hence a float32 result of the rounded value.
-    bound = 3e-6 if dtype == "float32" else torch.finfo(x.dtype).eps
-    assert (found.double() - 1).abs().max() < bound
+def test_a_wide_row_of_one_value_is_not_further_off_than_a_narrow_one(package: Any, level: str) -> None:
+    """Every rounding of its sum goes the same way: sums over all of it in float32 would be 1e-5 off and more."""
+    x = torch.full((1, 1 << 18), 1.3)
+    found = operator(package)(x, torch.ones(x.shape[1]), 0.0, 0)
+    # A block is 64 additions deep, each at most half a rounding off, 6e-8 of the sum, and the root halves it.
+    assert (found.double() - 1).abs().max() < 3e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -229,10 +229,9 @@ class RMSNormMLP(nn.Module):
         """Norm and MLP on the last dimension, [..., hidden_size] to [..., hidden_size]."""
         gate_up, down = self.gate_up_proj, self.down_proj
         if parts.is_plain_linear(gate_up) and parts.is_plain_linear(down):
+            weights = self.scale, gate_up.weight, down.weight
             settings = self.variance_epsilon, self.flavour, self.activation
-            return rms_norm_mlp(
-                hidden_states, self.scale, gate_up.weight, down.weight, *settings, gate_up.bias, down.bias
-            )
+            return rms_norm_mlp(hidden_states, *weights, *settings, gate_up.bias, down.bias)
         normalised = rms_norm(hidden_states, self.scale, self.variance_epsilon, self.flavour)
         return down(gated_activation(gate_up(normalised), self.activation))
 
