@@ -92,6 +92,7 @@ struct ProductArgs {
   int64_t tile_m, tile_n;  // a task is one tile; tile_n counts rows of w, a pair's half of it is a multiple of 16
   DType w_type, y_type, bias_type;
   Activation activation;
+  bool turned;  // x is what Kernels::turn made, [strip][ldx][16 rows]; a tile then has all rows
 };
 
 struct Kernels {
@@ -113,6 +114,10 @@ struct Kernels {
   // columns as both make together.
   int64_t product_scratch;
   int64_t max_tile_m, max_tile_n;
+  // Turns a strip of up to 16 rows of an operand, to[width][16]; nullptr where no product wants it. It pays up to
+  // max_turned rows that fill their strips.
+  void (*turn)(const void* x, int64_t ldx, int64_t rows, int64_t width, void* to);
+  int64_t max_turned;
 };
 
 // The caller's thread pool: calls body(begin, end, context) on disjoint parts of [0, n), then returns.

@@ -3,7 +3,7 @@
 //   LK_WIDTH  floats in a vector
 //   LK_MR, LK_NR  the register tile of a product: LK_MR * LK_NR sums and LK_NR + 1 operands fit the registers
 //   LK_FAR, LK_CHAINS  one row of x: the rows of the weight that are read side by side, and the sums of each
-//   LK_PACKED  defined where products of many rows turn the weight (packed.inl)
+//   LK_PACKED  defined where products of many rows turn the weight or x (packed.inl, turned.inl)
 #include "kernels.h"
 #include "vec.h"
 
@@ -34,5 +34,12 @@ const Kernels LK_LEVEL = {
     kScratch,
     kTileM,
     kTileN,
+#ifdef LK_PACKED
+    turn_level,
+    kTurnedRows,
+#else
+    nullptr,
+    0,
+#endif
 };
 }  // namespace layout_kernels

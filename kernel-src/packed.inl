@@ -3,7 +3,7 @@
 // A tile along k (product.inl) has room for 4 x 3 sums in 16 registers and adds up the lanes of each at its end: 0.65
 // to 0.7 of the processor's rate. Here a part of the weight is turned once, widened, into a panel whose lanes are
 // columns of the result; the rows of x are broadcast over it, 6 x 2 sums at a time, and no lanes are added. Turning
-// costs as much as two or three rows of x.
+// costs as much as two or three rows of x; where these are few and fill their strips, turned.inl turns them instead.
 
 namespace {
 
@@ -29,7 +29,7 @@ LK_INLINE __m128 four(const F16* w) { return _mm_cvtph_ps(_mm_loadl_epi64((const
 
 // The panel's first 16 rows of k from eight rows of the weight.
 template <class WT>
-LK_INLINE void turn(const WT* w, int64_t ldw, float* panel) {
+LK_INLINE void turn(const WT* w, int64_t ldw, float* panel, int64_t ldp) {
 #pragma GCC unroll 4
   for (int64_t k = 0; k < 16; k += 4) {
     __m256 rows[4], columns[4];
@@ -37,12 +37,12 @@ LK_INLINE void turn(const WT* w, int64_t ldw, float* panel) {
     for (int i = 0; i < 4; ++i) rows[i] = both(four(w + i * ldw + k), four(w + (i + 4) * ldw + k));
     transpose(rows, columns);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) store(panel + (k + i) * kPanelWidth, (VF)columns[i]);
+    for (int i = 0; i < 4; ++i) store(panel + (k + i) * ldp, (VF)columns[i]);
   }
 }
 
 // bf16: two neighbours of k are turned as one element, then told apart, and lie as x does: eight even k, eight odd.
-LK_INLINE void turn(const BF16* w, int64_t ldw, float* panel) {
+LK_INLINE void turn(const BF16* w, int64_t ldw, float* panel, int64_t ldp) {
 #pragma GCC unroll 2
   for (int64_t k = 0; k < 16; k += 8) {
     __m256 rows[4], columns[4];
@@ -53,15 +53,15 @@ LK_INLINE void turn(const BF16* w, int64_t ldw, float* panel) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       VU pair = (VU)columns[i];
-      store(panel + (k / 2 + i) * kPanelWidth, float_of(pair << 16));
-      store(panel + (W + k / 2 + i) * kPanelWidth, float_of(pair & 0xffff0000u));
+      store(panel + (k / 2 + i) * ldp, float_of(pair << 16));
+      store(panel + (W + k / 2 + i) * ldp, float_of(pair & 0xffff0000u));
     }
   }
 }
 
-// panel[k][n] = w[n][k], zeros where the weight ends, to the next multiple of 16.
+// panel[k][n] = w[n][k] for 16 rows of w, zeros where they end, to the next multiple of 16.
 template <class WT>
-__attribute__((noinline)) void pack(const WT* w, int64_t ldw, int64_t nw, int64_t depth, float* panel) {
+__attribute__((noinline)) void pack(const WT* w, int64_t ldw, int64_t nw, int64_t depth, float* panel, int64_t ldp) {
   for (int64_t k = 0; k < depth; k += 32) {  // 32: whole lines of a half-precision weight, before another row's
     for (int64_t n = 0; n < kPanelWidth; n += 8) {
       for (int64_t i = k; i < k + 32 && i < depth; i += 16) {
@@ -76,8 +76,20 @@ __attribute__((noinline)) void pack(const WT* w, int64_t ldw, int64_t nw, int64_
           from = part;
           ld = 16;
         }
-        turn(from, ld, panel + i * kPanelWidth + n);
+        turn(from, ld, panel + i * ldp + n, ldp);
       }
+    }
+  }
+}
+
+template <int MR>
+LK_INLINE void put_tile(const VF (&acc)[MR][2], float* c, int64_t ldc, bool first) {
+#pragma GCC unroll 8
+  for (int m = 0; m < MR; ++m) {
+#pragma GCC unroll 2
+    for (int n = 0; n < 2; ++n) {
+      float* to = c + m * ldc + n * W;
+      store(to, first ? acc[m][n] : load(to) + acc[m][n]);
     }
   }
 }
@@ -95,14 +107,7 @@ __attribute__((noinline)) void panel_tile(const float* x, int64_t ldx, const flo
       acc[m][1] += xv * w1;
     }
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < MR; ++m) {
-#pragma GCC unroll 2
-    for (int n = 0; n < 2; ++n) {
-      float* to = c + m * ldc + n * W;
-      store(to, first ? acc[m][n] : load(to) + acc[m][n]);
-    }
-  }
+  put_tile<MR>(acc, c, ldc, first);
 }
 
 void panel_strip(int64_t rows, const float* x, int64_t ldx, const float* panel, int64_t depth, float* c, int64_t ldc,
@@ -131,13 +136,18 @@ LK_INLINE void ask_for(uintptr_t w, int64_t row_bytes, int64_t begin, int64_t en
   }
 }
 
+// Of the parts of k that a sum is cut into, about equal and whole lines of the weight.
+LK_INLINE int64_t part_depth(int64_t k) {
+  const int64_t parts = (k + kPanelDepth - 1) / kPanelDepth;
+  return ((k + parts - 1) / parts + 31) / 32 * 32;
+}
+
 template <class WT>
 void packed(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
   const float* x = static_cast<const float*>(a.x) + m0 * a.ldx;
   const WT* w = static_cast<const WT*>(a.w) + n0 * a.ldw;
   const int64_t columns = a.pair ? a.tile_n / 2 : a.tile_n;
-  // Parts of about the same depth, whole lines of the weight.
-  const int64_t parts = (a.k + kPanelDepth - 1) / kPanelDepth, depth = ((a.k + parts - 1) / parts + 31) / 32 * 32;
+  const int64_t parts = (a.k + kPanelDepth - 1) / kPanelDepth, depth = part_depth(a.k);
   for (int64_t part = 0; part * depth < a.k; ++part) {
     int64_t k = part * depth, deep = a.k - k < depth ? a.k - k : depth;
     const int64_t filled = __is_same(WT, BF16) ? (deep + kBlock - 1) / kBlock * kBlock : deep;
@@ -146,7 +156,7 @@ void packed(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
     const int64_t later = part + (kPanelsAhead * kPanelWidth + columns - 1) / columns;
     const int64_t ahead = later / parts * columns * a.ldw + later % parts * depth;
     for (int64_t n = 0; n < nw; n += kPanelWidth) {
-      pack(w + n * a.ldw + k, a.ldw, nw - n, deep, panel);
+      pack(w + n * a.ldw + k, a.ldw, nw - n, deep, panel, kPanelWidth);
       const uintptr_t next = (uintptr_t)(w + n * a.ldw) + (uintptr_t)(ahead * (int64_t)sizeof(WT));
       int64_t strips = (m + kPanelStrip - 1) / kPanelStrip, asked = 0;
       for (int64_t r = 0, left = m; left > 0; --strips) {

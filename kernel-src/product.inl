@@ -346,6 +346,7 @@ LK_INLINE void put_split(float* row, int64_t i, VF v) {
 
 #ifdef LK_PACKED
 #include "packed.inl"
+#include "turned.inl"
 #endif
 
 namespace {
@@ -415,6 +416,7 @@ struct FormOf<BF16> {
 template <class WT>
 void multiply(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw, float* c, float* panel) {
 #ifdef LK_PACKED
+  if (a.turned) return turned<WT>(a, n0, nw, c, panel);
   // By the rows of the whole pass, not of the tile, whose height depends on the number of threads.
   if (a.m >= kPackedRows) return packed<WT>(a, m0, m, n0, nw, c, panel);
 #endif
@@ -439,7 +441,9 @@ void product_from(const ProductArgs& a, int64_t task, float* scratch) {
 }
 
 #ifdef LK_PACKED
-constexpr int64_t kScratch = (kTileM * kTileN + kPanelDepth * kPanelWidth) * (int64_t)sizeof(float);
+constexpr int64_t kPanel = kPanelDepth * kPanelWidth;
+constexpr int64_t kScratch =
+    (kTileM * kTileN + (kPanel > kTurnedScratch ? kPanel : kTurnedScratch)) * (int64_t)sizeof(float);
 #else
 constexpr int64_t kScratch = kTileM * kTileN * (int64_t)sizeof(float);
 #endif

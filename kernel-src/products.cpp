@@ -16,6 +16,7 @@ constexpr int64_t kKeep = 4 << 20;
 // the level takes and still leaves some tasks to each thread.
 constexpr int64_t kNarrow = 32;
 constexpr int64_t kTall = 100;
+constexpr int64_t kStrip = 16;  // rows of x that are turned together
 // With one row memory is what a task waits for, and long pieces of the weight are read faster than short ones: so few
 // tasks a thread, unless columns are many.
 constexpr int64_t kLeastOfOneRow = 128, kMostOfOneRow = 512;
@@ -24,6 +25,7 @@ constexpr int64_t kSerialWork = 64 * 1024;
 
 thread_local Scratch tile_scratch;
 thread_local Scratch operand_scratch;
+thread_local Scratch turned_scratch;
 
 // Rows of a pass: about as many in each, so that none is left with a few, whose sums may run in another order.
 int64_t pass_rows(int64_t m) { return ceil_div(m, ceil_div(m, kPassRows)); }
@@ -40,17 +42,34 @@ int64_t one_row_tile(int64_t columns, int64_t threads) {
   return tile < kMostOfOneRow ? tile : kMostOfOneRow;
 }
 
+// Rows that leave less than an eighth of their strips empty.
+bool fills_strips(int64_t m) { return 8 * m >= 7 * round_up(m, kStrip); }
+
+void turn(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
+  const float* x = static_cast<const float*>(a.x);
+  int64_t strips = ceil_div(a.m, kStrip);
+  float* turned = static_cast<float*>(turned_scratch.get(strips * kStrip * a.ldx * (int64_t)sizeof(float)));
+  for_each_task(pool, strips, [&](int64_t task) {
+    int64_t r = task * kStrip;
+    kernels.turn(x + r * a.ldx, a.ldx, a.m - r < kStrip ? a.m - r : kStrip, round_up(a.k, 32), turned + r * a.ldx);
+  });
+  a.x = turned;
+  a.turned = true;
+}
+
 void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
   int64_t columns = a.pair ? a.pair : a.n;
   a.tile_m = a.m < kernels.max_tile_m ? a.m : kernels.max_tile_m;
   Pool used = pool;
   if (a.m * a.n * a.k <= kSerialWork) used.threads = 1;
+  if (kernels.turn != nullptr && a.m <= kernels.max_turned && fills_strips(a.m)) turn(kernels, used, a);
   a.tile_n = kernels.max_tile_n;
   if (a.m == 1) a.tile_n = one_row_tile(columns, used.threads) * (a.pair ? 2 : 1);
-  while (a.m > 1 && a.tile_n > kNarrow && (a.m < kTall || ceil_div(a.n, a.tile_n) < 8 * used.threads)) a.tile_n /= 2;
+  const bool narrow = a.m > 1 && a.m < kTall && !a.turned;
+  while (a.m > 1 && a.tile_n > kNarrow && (narrow || ceil_div(a.n, a.tile_n) < 8 * used.threads)) a.tile_n /= 2;
   int64_t tile = a.pair ? a.tile_n / 2 : a.tile_n;
   // Few columns: also cut the rows, so that each thread finds work.
-  while (a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
+  while (!a.turned && a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
     a.tile_m = ceil_div(a.tile_m, 2);
   }
   int64_t tasks = ceil_div(columns, tile) * ceil_div(a.m, a.tile_m);
@@ -95,6 +114,7 @@ void linear(const Kernels& kernels, const Pool& pool, const LinearArgs& a) {
     run_product(kernels, pool, p);
   }
   operand_scratch.trim(kKeep);
+  turned_scratch.trim(kKeep);
 }
 
 namespace {
@@ -146,6 +166,7 @@ void rms_norm_mlp(const Kernels& kernels, const Pool& pool, const MlpArgs& a) {
     run_product(kernels, pool, down);
   }
   operand_scratch.trim(kKeep);
+  turned_scratch.trim(kKeep);
 }
 
 }  // namespace layout_kernels

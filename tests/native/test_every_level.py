@@ -63,9 +63,13 @@ def test_norms_of_every_width_around_a_vector(package: Any, level: str, dtype: s
 
 # Register tiles have up to 6 rows and 4 columns, with one or two rows 8; tiles have 32 columns and 256 rows; k is cut
 # at 1024, and at 2048 where pairs of bf16 are multiplied. AVX2 turns the weight from 12 rows on: strips of 6 rows,
-# panels of 16 columns and of a k of 256, and from 100 rows and 512 columns on tiles have up to 128 columns.
+# panels of 16 columns and of a k of 256, and from 100 rows and 512 columns on tiles have up to 128 columns; or x,
+# where up to 64 rows fill strips of 16: tiles of 6 columns.
+ROWS = [*range(1, 9), 11, 12, 13, 14, 16, 17, 18, 19, 20, 27, 28, 41, 48, 63, 64, 65, 255, 256, 257]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 18, 19, 20, 63, 64, 65, 255, 256, 257])
+@pytest.mark.parametrize("rows", ROWS)
 def test_products_of_every_number_of_rows_around_a_tile(package: Any, level: str, dtype: str, rows: int) -> None:
     for width, out in ((33, 31), (64, 33), (7, 5)):
         check_product(package, rows, width, out, dtype)
@@ -81,7 +85,7 @@ def test_products_of_every_depth_around_a_pass(package: Any, level: str, dtype: 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [15, 16, 17, 31, 32, 33, 255, 256, 257, 288, 289, 511, 512, 513])
 def test_products_of_every_depth_around_a_panel(package: Any, level: str, dtype: str, width: int) -> None:
-    for rows, out in ((12, 17), (23, 40)):
+    for rows, out in ((12, 17), (23, 40), (15, 17), (32, 40)):
         check_product(package, rows, width, out, dtype)
 
 
@@ -94,7 +98,7 @@ def test_products_of_wide_tiles(package: Any, level: str, dtype: str, rows: int,
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("out", [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 32, 33, 63, 64, 65])
 def test_products_of_every_number_of_columns_around_a_tile(package: Any, level: str, dtype: str, out: int) -> None:
-    for rows in (1, 7, 20):
+    for rows in (1, 7, 20, 30):
         check_product(package, rows, 40, out, dtype)
 
 
@@ -109,7 +113,7 @@ def check_product(package: Any, rows: int, width: int, out: int, dtype: str) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "size"), [(1, 15), (3, 16), (5, 17), (20, 33), (70, 47), (300, 8)])
+@pytest.mark.parametrize(("rows", "size"), [(1, 15), (3, 16), (5, 17), (20, 33), (31, 49), (70, 47), (300, 8)])
 def test_the_fused_mlp_around_a_tile(package: Any, level: str, dtype: str, rows: int, size: int) -> None:
     module = suite(package, "rms_norm_mlp")
     settings = {"size": size, "out": 37, "bias": bool(rows % 2), "activation": ("silu", "gelu", "gelu_tanh")[size % 3]}
@@ -122,7 +126,7 @@ def test_the_fused_mlp_around_a_tile(package: Any, level: str, dtype: str, rows:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "hidden", "size"), [(12, 256, 290), (130, 520, 600)])
+@pytest.mark.parametrize(("rows", "hidden", "size"), [(12, 256, 290), (48, 256, 290), (32, 520, 600), (130, 520, 600)])
 def test_the_fused_mlp_of_several_panels(
     package: Any, level: str, dtype: str, rows: int, hidden: int, size: int
 ) -> None:
@@ -135,7 +139,7 @@ def test_the_fused_mlp_of_several_panels(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 3, 14])
+@pytest.mark.parametrize("rows", [1, 3, 13, 14])
 def test_what_is_not_finite_stays_so_and_in_its_row(package: Any, level: str, dtype: str, rows: int) -> None:
     """NaN of every bit pattern that bf16 has room for; scratch memory that held it gives nothing to the next call."""
     operators = import_module(f"{package.__name__}.ops.native").operators
@@ -167,6 +171,6 @@ def test_a_row_has_the_same_bits_in_every_batch(package: Any, level: str, dtype:
         assert same or (level == "avx2" and rows == 1)
     last = operators.cpu_linear(x[[0] * 257], weight, None)
     assert torch.equal(last[0], last[-1])  # more than a pass
-    for rows in (12, 20, 70, 130):
+    for rows in (12, 16, 20, 32, 64, 70, 130):
         assert torch.equal(operators.cpu_linear(x[:rows], weight, None), many[:rows])
     assert level == "avx2" or torch.equal(few, many[:11])
