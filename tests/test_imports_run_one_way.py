@@ -22,7 +22,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("_ops",),
     ("plugin", "dispatch"),
     ("ops",),
-    ("probing", "patching", "locations", "blocks", "pages"),
+    ("probing", "patching", "locations", "blocks", "pages", "plain"),
     ("flavours",),
     ("gated",),
     ("state",),

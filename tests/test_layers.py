@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from layout_kernels import layers, parts
+from layout_kernels import layers, plain
 from layout_kernels.ops.rms_norm import operator, reference
 from tests.support.tiny import TEXT
 
@@ -160,7 +160,7 @@ def _subclass(layout: Any) -> None:
 def test_a_child_that_is_no_plain_linear_is_called_as_a_module(change: Any) -> None:
     layout, x, expected = fused(LlamaRMSNorm(32), LlamaMLP(CONFIG))
     change(layout)
-    assert not parts.is_plain_linear(layout.down_proj)
+    assert not plain.is_plain_linear(layout.down_proj)
     torch.testing.assert_close(torch.Tensor(layout(x)), 2 * expected, rtol=1e-5, atol=1e-5)  # as above
 
 
@@ -196,3 +196,18 @@ def test_the_stateless_norm_compiles_without_having_run(cls: Any) -> None:
     norm.forward = layers.RMSNorm.forward.__get__(norm)
     torch._dynamo.reset()
     assert torch.equal(torch.compile(norm, fullgraph=True, backend="eager")(x), expected)
+
+
+class Halved(nn.Module):
+    """A parametrisation."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value / 2
+
+
+def test_a_parametrised_weight_is_read_through_its_parametrisation() -> None:
+    norm, linear, x = layers.CustomRMSNormLayout(8), nn.Linear(8, 8), torch.randn(3, 8)
+    expected = norm(x) / 2, nn.functional.linear(x, linear.weight / 2, linear.bias)
+    for module, name in ((norm, "scale"), (linear, "weight")):
+        nn.utils.parametrize.register_parametrization(module, name, Halved())
+    torch.testing.assert_close((norm(x), layers.Linear.forward(linear, x)), expected)

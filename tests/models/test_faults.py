@@ -16,7 +16,7 @@ from transformers.models.gemma import modeling_gemma
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel, LlamaPreTrainedModel, LlamaRMSNorm
 
-from layout_kernels import flavours, parts
+from layout_kernels import flavours, plain
 from layout_kernels.blocks import why_not_adjacent
 from tests.support.loads import Loading, load, ref
 from tests.support.tiny import FAMILIES, LAYERS, TEXT, save_family, tokens
@@ -61,10 +61,10 @@ class Tripling(nn.Linear):
 
 
 def test_a_subclass_of_linear_is_seen_where_a_plain_one_was_before() -> None:
-    plain, other = LlamaMLP(tf.LlamaConfig(**TEXT)), LlamaMLP(tf.LlamaConfig(**TEXT))
-    other.config = plain.config
+    usual, other = LlamaMLP(tf.LlamaConfig(**TEXT)), LlamaMLP(tf.LlamaConfig(**TEXT))
+    other.config = usual.config
     other.gate_proj = Tripling(32, 48, bias=False)
-    assert flavours.mlp_kind(plain).activation == "silu"
+    assert flavours.mlp_kind(usual).activation == "silu"
     assert "Tripling" in flavours.mlp_kind(other).reason
 
 
@@ -220,14 +220,14 @@ def test_a_zero_centred_layout_starts_with_a_factor_of_one() -> None:
 
 def test_global_hooks_see_every_product() -> None:
     linear = nn.Linear(2, 2)
-    assert parts.is_plain_linear(linear)
+    assert plain.is_plain_linear(linear)
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
     try:
-        assert not parts.is_plain_linear(linear)
+        assert not plain.is_plain_linear(linear)
     finally:
         handle.remove()
     linear.forward = MethodType(nn.Linear.forward, linear)
-    assert parts.is_plain_linear(linear)
+    assert plain.is_plain_linear(linear)
 
 
 @pytest.mark.parametrize("container", [lambda x: nn.ModuleList([x]), lambda x: nn.Sequential(nn.ModuleList([x]))])

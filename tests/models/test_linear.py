@@ -52,7 +52,7 @@ def test_a_fused_layer_still_runs_as_one_operation(llama: Path, kernel: Any, wit
     products = [module for module in fused.modules() if type(module) is nn.Linear]
     assert len(products) == 2
     assert all("forward" in vars(module) for module in products)
-    owner = import_module(f"{kernel.__name__}.parts")
+    owner = import_module(f"{kernel.__name__}.plain")
     assert all(owner.is_plain_linear(module) for module in products)
     assert torch.isfinite(logits(model)).all()
 

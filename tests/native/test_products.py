@@ -20,6 +20,7 @@ def processor(monkeypatch, products):
 
     def use(level, amx=(), amd=False):
         monkeypatch.setattr(products, "level", lambda: level)
+        monkeypatch.setattr(products, "_found", {})
         monkeypatch.setattr(products, "_AMD", amd)
         monkeypatch.setattr(products, "_AMX", frozenset(amx))
 

@@ -20,6 +20,7 @@ from .ops.gated_rms_norm import gated_rms_norm
 from .ops.linear import linear
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm_mlp import rms_norm_mlp
+from .plain import mark_linear_forward, parameter, plain_parameters
 
 
 class CustomRMSNorm(nn.Module):
@@ -33,7 +34,7 @@ class CustomRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return rms_norm(hidden_states, self.scale, self.variance_epsilon)
+        return rms_norm(hidden_states, parameter(self, "scale"), self.variance_epsilon)
 
 
 class NormLayout(Layout):
@@ -69,8 +70,7 @@ class NormLayout(Layout):
     def inspect(self, parent: nn.Module) -> None:
         """Compare with the class that was replaced, and take over its epsilon."""
         scale: Any = self.scale
-        shape = None if scale is None else scale.shape
-        finding, eps = parts.replaced_norm(type(self), parent, self.arguments, shape)
+        finding, eps = parts.replaced_norm(type(self), parent, self.arguments, None if scale is None else scale.shape)
         if finding.flavour != self.flavour and (scale is not None or finding.flavour is None):
             raise parts.wrong_flavour(type(self).__name__.removesuffix("Layout"), finding, self.flavour)
         self.variance_epsilon = eps
@@ -78,8 +78,7 @@ class NormLayout(Layout):
     def extra_repr(self) -> str:
         """Shape and epsilon, as transformers' norms print them."""
         scale: Any = getattr(self, "scale", None)
-        shape = None if scale is None else tuple(scale.shape)
-        return f"{shape}, eps={self.variance_epsilon}"
+        return f"{None if scale is None else tuple(scale.shape)}, eps={self.variance_epsilon}"
 
 
 class CustomRMSNormLayout(NormLayout):
@@ -97,7 +96,7 @@ class FP32RMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return rms_norm(hidden_states, self.scale, self.variance_epsilon, "scale_then_cast")
+        return rms_norm(hidden_states, parameter(self, "scale"), self.variance_epsilon, "scale_then_cast")
 
 
 class FP32RMSNormLayout(NormLayout):
@@ -115,7 +114,7 @@ class ZeroCenteredRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return rms_norm(hidden_states, self.scale, self.variance_epsilon, "one_plus_scale")
+        return rms_norm(hidden_states, parameter(self, "scale"), self.variance_epsilon, "one_plus_scale")
 
 
 class ZeroCenteredRMSNormLayout(NormLayout):
@@ -137,7 +136,7 @@ class RMSNorm(nn.Module):
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension, in the flavour of the module's own class."""
         flavour, eps_name = flavours.norm_class_flavour(self)
-        return rms_norm(hidden_states, self.weight, getattr(self, eps_name), flavour)
+        return rms_norm(hidden_states, parameter(self, "weight"), getattr(self, eps_name), flavour)
 
 
 class RMSNormGated(nn.Module):
@@ -165,10 +164,10 @@ class Linear(nn.Module):
     # `input` is the name that nn.Linear.forward has for it, and `kernels` compares the two.
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """``input @ weight^T + bias`` on the last dimension, [..., in_features] to [..., out_features]."""
-        return linear(input, self.weight, self.bias)
+        return linear(input, parameter(self, "weight"), parameter(self, "bias"))
 
 
-parts.mark_linear_forward(Linear.forward)
+mark_linear_forward(Linear.forward)
 
 
 class GatedMLP(nn.Module):
@@ -227,13 +226,14 @@ class RMSNormMLP(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """Norm and MLP on the last dimension, [..., hidden_size] to [..., hidden_size]."""
-        gate_up, down = self.gate_up_proj, self.down_proj
-        if parts.is_plain_linear(gate_up) and parts.is_plain_linear(down):
-            weights = self.scale, gate_up.weight, down.weight
+        modules, scale = self._modules, parameter(self, "scale")
+        gate_up, down = plain_parameters(modules["gate_up_proj"]), plain_parameters(modules["down_proj"])
+        if gate_up is not None and down is not None:
+            weights = scale, gate_up["weight"], down["weight"]
             settings = self.variance_epsilon, self.flavour, self.activation
-            return rms_norm_mlp(hidden_states, *weights, *settings, gate_up.bias, down.bias)
-        normalised = rms_norm(hidden_states, self.scale, self.variance_epsilon, self.flavour)
-        return down(gated_activation(gate_up(normalised), self.activation))
+            return rms_norm_mlp(hidden_states, *weights, *settings, gate_up["bias"], down["bias"])
+        normalised = rms_norm(hidden_states, scale, self.variance_epsilon, self.flavour)
+        return self.down_proj(gated_activation(self.gate_up_proj(normalised), self.activation))
 
 
 class RMSNormMLPLayout(Layout):

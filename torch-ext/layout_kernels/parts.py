@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _global_hooks
 
 from . import blocks, flavours, patching
 from .layout import Layout
@@ -25,35 +24,6 @@ LAYER_OF = {
     "one_plus_scale": "ZeroCenteredRMSNorm",
 }
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def mark_linear_forward(forward: Any) -> None:
-    """Let `is_plain_linear` know a forward that computes what ``nn.Linear`` does; any copy of this package may ask."""
-    forward.is_linear_forward = True
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether calling ``module`` is exactly ``F.linear(x, module.weight, module.bias)``.
-
-    False for a subclass or a wrapper (LoRA, quantised), hooks (offloaded), a replaced forward, and a weight that is a
-    tensor subclass: reading the weight there would give other values than calling the module.
-    """
-    return (
-        type(module) is nn.Linear
-        and type(module.weight) is nn.Parameter
-        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-        and not module._backward_pre_hooks
-        and not (_global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks)
-        and _has_linear_forward(module)
-    )
-
-
-def _has_linear_forward(module: nn.Module) -> bool:
-    """Whether the instance has no forward of its own, or one of ours, or that of its class, as `kernels` binds it."""
-    bound = module.__dict__.get("forward")
-    if bound is None or getattr(bound, "is_linear_forward", False):
-        return True
-    return getattr(bound, "__func__", None) is nn.Linear.forward and bound.__self__ is module
 
 
 def norm_arguments(arguments: Arguments) -> tuple[int | None, float]:

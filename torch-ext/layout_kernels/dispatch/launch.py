@@ -20,6 +20,8 @@ _len_dispatch_modes = torch._C._len_torch_dispatch_stack
 _len_function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
+_is_recording = torch.is_grad_enabled
+_any_requires_grad = torch._C._any_requires_grad
 
 
 def is_direct(*tensors: torch.Tensor | None) -> bool:
@@ -28,16 +30,18 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
     Only plain tensors and parameters, outside every mode, transform and trace. A sparse or nested tensor, one with a
     pending negation (`y.conj().imag`) and one without memory (an efficient zero tensor) are not plain.
     """
-    recording = torch.is_grad_enabled()
     for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) not in _PLAIN or (recording and tensor.requires_grad):
-            return False
-        if tensor.layout is not _STRIDED or tensor.is_nested or tensor.is_neg() or tensor._is_zerotensor():
+        if tensor is not None and (
+            type(tensor) not in _PLAIN
+            or tensor.layout is not _STRIDED
+            or tensor.is_nested
+            or tensor.is_neg()
+            or tensor._is_zerotensor()
+        ):
             return False
     return (
-        _len_dispatch_modes() == 0
+        not (_is_recording() and _any_requires_grad(*tensors))
+        and _len_dispatch_modes() == 0
         and _len_function_modes() == 0
         and _functorch_level() is None
         and forward_ad._current_level < 0

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from .. import layers, parts
+from .. import layers, parts, plain
 from ..flavours import norm_flavour
 from ..models.plan import chain_of, is_mlp, is_norm
 from ..state import accept_original_state_dicts, refuse_original_state_dicts
@@ -154,8 +154,8 @@ def find_linears(model: nn.Module) -> Found:
     inside = {
         id(child) for layout in model.modules() if getattr(layout, "is_layout", False) for child in layout.modules()
     }
-    plain = [m for m in model.modules() if id(m) not in inside and parts.is_plain_linear(m)]
-    found = [Binding(m, layers.Linear) for m in plain if not hasattr(vars(m).get("forward"), "is_linear_forward")]
+    linears = [m for m in model.modules() if id(m) not in inside and plain.is_plain_linear(m)]
+    found = [Binding(m, layers.Linear) for m in linears if not hasattr(vars(m).get("forward"), "is_linear_forward")]
     return found, [] if found else ["it has no plain nn.Linear"]
 
 

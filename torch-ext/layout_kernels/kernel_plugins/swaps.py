@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import parts
+from .. import plain
 from ..locations import Rule
 from ..probing import blank_copy
 from ..state import split as split_parameter
@@ -176,7 +176,7 @@ class Swap:
             if found is not ours:
                 raise RuntimeError(f"{name}: {_stranger(found)}")
         reason = changed(self.layout, self.made)
-        if reason is None and self.merged_parameters() and not parts.is_plain_linear(self.layout.gate_up_proj):
+        if reason is None and self.merged_parameters() and not plain.is_plain_linear(self.layout.gate_up_proj):
             reason = "gate_up_proj is no plain nn.Linear any more (an adapter, hooks, a parametrisation, or sharding)"
         if reason is None and any(p.is_meta for p in self.merged_parameters()):
             reason = "the weights of gate_up_proj are not in memory (offloaded)"
@@ -211,7 +211,7 @@ def changed(layout: nn.Module, made: Contents | None) -> str | None:
     if made is None or now.tensors != made.tensors or now.modules.keys() != made.modules.keys():
         return "parameters, buffers or modules were added to it or taken from it (a parametrisation, an adapter)"
     for name, module in now.modules.items():
-        if module is not made.modules[name] and not parts.is_plain_linear(module):
+        if module is not made.modules[name] and not plain.is_plain_linear(module):
             return f"its {name} was replaced by a {type(module).__module__}.{type(module).__qualname__}"
     return "it has hooks" if has_hooks(layout) else "its forward was replaced" if foreign_forward(layout) else None
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from .. import conversion, patching
-from ..parts import is_plain_linear
+from ..plain import is_plain_linear
 from .versions import check_versions
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .. import parts
+from .. import plain
 
 OPERATIONS = {
     "CustomRMSNorm": ("rms_norm",),
@@ -85,7 +85,7 @@ def _row(path: str, module: Any, name: str, owner: Any) -> Row:
     operations = OPERATIONS[name]
     reasons = []
     if name.startswith("RMSNormMLP") and not all(
-        parts.is_plain_linear(child) for child in (module.gate_up_proj, module.down_proj)
+        plain.is_plain_linear(child) for child in (module.gate_up_proj, module.down_proj)
     ):
         operations = ("rms_norm", "gated_activation")
         reasons.append("its products are no plain nn.Linear, so they are called as modules")

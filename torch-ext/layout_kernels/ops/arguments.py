@@ -57,29 +57,19 @@ def check_vector(name: str, value: Any, width: int, like: torch.Tensor) -> None:
 # are, by functions that must agree with its check (tests/ops/test_fits.py), and checks only where they are not.
 
 
-def fits_rows(value: torch.Tensor) -> bool:
-    """Whether `check_rows` passes, for a dense tensor."""
-    return value.dtype in DTYPES and value.dim() > 0 and value.shape[-1] > 0
-
-
 def fits_vector(value: torch.Tensor, width: int, like: torch.Tensor) -> bool:
     """Whether `check_vector` passes, for dense tensors of which `like` has one of the dtypes."""
     dtype = value.dtype
     return (
         value.shape == (width,)
         and (dtype is like.dtype or (dtype in DTYPES and dtype is not torch.float64))
-        and is_beside(value, like)
+        and ((value.is_cpu and like.is_cpu) or value.device == like.device)
     )
 
 
 def is_beside(value: torch.Tensor, like: torch.Tensor) -> bool:
     """Whether two tensors are on one device."""
     return (value.is_cpu and like.is_cpu) or value.device == like.device
-
-
-def fits_eps(eps: Any) -> bool:
-    """Whether `check_eps` passes, for a float."""
-    return type(eps) is float and 0.0 <= eps < math.inf
 
 
 def device_of(value: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ Imported by the operations' `cpu` modules, which require the extension; importin
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -41,7 +42,14 @@ def _load() -> ModuleType:
 
 
 _module = _load()
+_level = str(_module.current_level())
 operators: Any = getattr(torch.ops, _ops.EXTENSIONS["cpu"])
+
+
+def direct(operator: Any) -> Callable[..., Any]:
+    """What calling an operator ends in: the same call, without the Python function in front of it."""
+    function: Callable[..., Any] = operator.default._op
+    return function
 
 
 def levels() -> list[str]:
@@ -51,7 +59,7 @@ def levels() -> list[str]:
 
 def level() -> str:
     """The instruction set that the kernels use: the best, unless `LAYOUT_KERNELS_CPU_LEVEL` names another."""
-    return str(_module.current_level())
+    return _level
 
 
 def select_level(name: str) -> None:
@@ -60,4 +68,6 @@ def select_level(name: str) -> None:
     Raises:
         ValueError: this processor lacks it.
     """
+    global _level
     _module.select_level(name)
+    _level = name

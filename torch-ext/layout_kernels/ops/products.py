@@ -42,9 +42,12 @@ def _beside_amx(dtype: torch.dtype) -> bool:
 
 _AMD = _is_amd()
 _AMX = frozenset(dtype for dtype in HALVES if _beside_amx(dtype))
+_found: dict[tuple[str, torch.dtype], int] = {}
 
 
 def _limit(dtype: torch.dtype) -> int:
+    if dtype not in DTYPES:
+        return -1
     if dtype in _AMX:
         return _ROWS_BESIDE_AMX
     here = level()
@@ -55,7 +58,11 @@ def _limit(dtype: torch.dtype) -> int:
 
 def is_ours(rows: int, dtype: torch.dtype) -> bool:
     """Whether a product of `rows` rows in this dtype goes to the native kernels."""
-    return dtype in DTYPES and rows <= _limit(dtype)
+    case = level(), dtype
+    limit = _found.get(case)
+    if limit is None:
+        limit = _found[case] = _limit(dtype)
+    return rows <= limit
 
 
 def has_rows(weight: torch.Tensor) -> bool:

@@ -6,11 +6,11 @@ import torch
 from torch.nn import functional
 
 from ...dispatch import register_kernel
-from ..native import operators
+from ..native import direct, operators
 from ..products import has_rows, is_ours, is_vector
 from . import CONTRACT
 
-_product = operators.cpu_linear.default
+_product = direct(operators.cpu_linear)
 
 
 @register_kernel(

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from ...dispatch.launch import define_operator, is_direct
 from ...dispatch.runtime import RUNTIME
-from ..arguments import check_rows, check_tensor, check_vector, device_of, fits_rows, is_beside
+from ..arguments import DTYPES, check_rows, check_tensor, check_vector, device_of, is_beside
 from . import CONTRACT, reference
 
 # For whatever device.
@@ -35,12 +35,13 @@ def check_arguments(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     # For dense tensors: whether check_arguments passes.
-    dtype, shape = x.dtype, weight.shape
+    dtype, shape, columns = x.dtype, weight.shape, x.shape
     return (
         weight.dtype is dtype
+        and dtype in DTYPES
         and len(shape) == 2
-        and fits_rows(x)
-        and x.shape[-1] == shape[1]
+        and len(columns) > 0
+        and columns[-1] == shape[1] > 0
         and shape[0] > 0
         and is_beside(weight, x)
         and (bias is None or (bias.dtype is dtype and bias.shape == shape[:1] and is_beside(bias, x)))

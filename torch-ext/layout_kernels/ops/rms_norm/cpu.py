@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from ...dispatch import register_kernel
-from ..native import DTYPES, operators
+from ..native import DTYPES, direct, operators
 from . import BACKWARD_CONTRACT, CONTRACT, FLAVOURS, reference
 
 _DOMAIN = "float32, bfloat16 and float16 in any mixture, any strides; float64 is handed to the reference"
 _FLAVOUR = {name: code for code, name in enumerate(FLAVOURS)}
-_forward = operators.cpu_rms_norm.default
-_backward = operators.cpu_rms_norm_backward.default
+_forward = direct(operators.cpu_rms_norm)
+_backward = direct(operators.cpu_rms_norm_backward)
 
 
 @register_kernel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,14 +10,13 @@ import torch
 from ...dispatch.launch import define_operator, is_direct
 from ...dispatch.runtime import RUNTIME
 from ..arguments import (
+    DTYPES,
     check_choice,
     check_eps,
     check_grad,
     check_rows,
     check_vector,
     device_of,
-    fits_eps,
-    fits_rows,
     fits_vector,
     or_empty,
 )
@@ -41,10 +41,14 @@ def check_arguments(x: torch.Tensor, weight: torch.Tensor | None, eps: float, fl
 
 def fits(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> bool:
     """Whether `check_arguments` passes, for dense tensors and an eps that is a float."""
+    shape = x.shape
     return (
-        fits_rows(x)
-        and (weight is None or fits_vector(weight, x.shape[-1], x))
-        and fits_eps(eps)
+        len(shape) > 0
+        and shape[-1] > 0
+        and x.dtype in DTYPES
+        and (weight is None or fits_vector(weight, shape[-1], x))
+        and type(eps) is float
+        and 0.0 <= eps < math.inf
         and flavour in FLAVOURS
     )
 

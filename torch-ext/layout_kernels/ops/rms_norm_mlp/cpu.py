@@ -9,7 +9,7 @@ from ...dispatch import register_kernel
 from ..gated_activation import ACTIVATIONS
 from ..gated_activation.cpu import gated_activation
 from ..gated_activation.reference import activate
-from ..native import HALVES, operators
+from ..native import HALVES, direct, operators
 from ..products import has_rows, is_ours, is_vector
 from ..rms_norm import FLAVOURS
 from ..rms_norm.cpu import rms_norm
@@ -17,7 +17,7 @@ from . import CONTRACT
 
 _FLAVOUR = {name: code for code, name in enumerate(FLAVOURS)}
 _ACTIVATION = {name: code for code, name in enumerate(ACTIVATIONS)}
-_fused = operators.cpu_rms_norm_mlp.default
+_fused = direct(operators.cpu_rms_norm_mlp)
 
 
 @register_kernel(
@@ -42,11 +42,11 @@ def rms_norm_mlp(
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """See the operation."""
-    width = x.shape[-1]
+    dtype = x.dtype
     if (
-        x.dtype is gate_up.dtype
-        and is_ours(x.numel() // width, x.dtype)
-        and (norm_weight is None or norm_weight.dtype is x.dtype or flavour != "cast_then_scale")
+        dtype is gate_up.dtype
+        and is_ours(x.numel() // gate_up.shape[1], dtype)
+        and (norm_weight is None or norm_weight.dtype is dtype or flavour != "cast_then_scale")
         and has_rows(gate_up)
         and has_rows(down)
         and is_vector(gate_up_bias)
