@@ -138,6 +138,18 @@ def test_calls_are_measured_in_turns_and_the_shortest_counts(monkeypatch: pytest
     assert order == ["ours", "stock"] * 2
 
 
+def test_a_call_does_not_pay_for_what_another_turn_left_in_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, last = [0.0], [""]
+
+    def call(name: str, warm: float, cold: float) -> None:
+        now[0] += warm if last[0] == name else cold
+        last[0] = name
+
+    monkeypatch.setattr(cpu_timing, "clock", lambda: lambda: now[0])
+    calls = {"ours": lambda: call("ours", 1.0, 9.0), "stock": lambda: call("stock", 2.0, 9.0)}
+    assert cpu_timing.shortest(calls, dict.fromkeys(calls, 1e-4), 0.01) == {"ours": 1e6, "stock": 2e6}
+
+
 def test_the_table_shows_each_contender_and_marks_where_ours_is_behind() -> None:
     row = replace(OUT_OF_REACH, functional=140.0, compiled=120.0)
     cells = [cell.strip() for cell in cpu_report.line(row).strip("|").split("|")]
