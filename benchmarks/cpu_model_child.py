@@ -78,34 +78,52 @@ def ours(model: Any) -> list[Any]:
     return found
 
 
-def without_work(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A forward that returns a result of the right shape and does nothing for it but look it up."""
-    linear = getattr(module, "down_proj", module)
-    width = linear.weight.shape[0] if isinstance(linear, torch.nn.Linear) else None
-    results: dict[torch.Size, torch.Tensor] = {}
+class Stopwatch:
+    """Counts the seconds that are spent inside of some functions, and how often they were called."""
 
-    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
-        if width is None:
-            return hidden_states
-        shape = hidden_states.shape
-        if shape not in results:
-            results[shape] = hidden_states.new_ones(*shape[:-1], width)
-        return results[shape]
+    def __init__(self) -> None:
+        self.now = clock()
+        self.spent, self.calls = 0.0, 0
 
-    return forward
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, counted."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            start = self.now()
+            result = function(*args, **kwargs)
+            self.spent += self.now() - start
+            self.calls += 1
+            return result
+
+        return counted
+
+    def outside(self, call: Callable[[], Any]) -> float:
+        """The seconds of a call that are not spent inside, without what the counting takes."""
+        empty = Stopwatch()
+        idle = empty.around(lambda: None)
+        idle()
+        empty.spent, start = 0.0, empty.now()
+        for _ in range(1000):
+            idle()
+        each = (empty.now() - start - empty.spent) / 1000
+        self.spent, self.calls = 0.0, 0
+        start = self.now()
+        call()
+        return self.now() - start - self.spent - self.calls * each
 
 
 @contextmanager
-def only_the_rest(model: Any) -> Iterator[None]:
-    """Let the layers that are ours do nothing: what is left is what no kernel of this variant can save.
+def watched(model: Any) -> Iterator[Stopwatch]:
+    """A stopwatch of the forwards of our layers: what is left is what no kernel of this variant can save.
 
-    It is rather too little: no weights pass through the caches meanwhile, so attention and Python find theirs there.
+    The layers work meanwhile, so the rest of the model finds the caches as they leave them.
     """
+    watch = Stopwatch()
     before = [(module, module.__dict__.get("forward")) for module in ours(model)]
     for module, _ in before:
-        module.forward = without_work(module)
+        module.forward = watch.around(module.forward)
     try:
-        yield
+        yield watch
     finally:
         for module, forward in before:
             del module.forward
@@ -130,36 +148,35 @@ class Child:
         """Use that many from now on."""
         torch.set_num_threads(int(count))
 
+    @torch.inference_mode()
     def prefill(self) -> float:
         """Microseconds of a forward over the prompt."""
-        took, self._cache = self._prefill()
-        return took
-
-    @torch.inference_mode()
-    def _prefill(self) -> tuple[float, Any]:
         now = clock()
         start = now()
         output = self._model(input_ids=self._prompt, use_cache=True, logits_to_keep=1)
-        return (now() - start) * 1e6, output.past_key_values
-
-    def decode(self, count: str) -> float:
-        """Microseconds of the shortest of `count` steps of one token after the prompt."""
-        return self._decode(int(count), self._cache)
+        self._cache = output.past_key_values
+        return (now() - start) * 1e6
 
     @torch.inference_mode()
-    def _decode(self, count: int, cache: Any) -> float:
+    def decode(self, count: str) -> float:
+        """Microseconds of the shortest of `count` steps of one token after the prompt."""
         now, times = clock(), []
-        for _ in range(count):
+        for _ in range(int(count)):
             start = now()
-            self._model(input_ids=self._prompt[:, -1:], past_key_values=cache, use_cache=True)
+            self._step()
             times.append(now() - start)
         return min(times) * 1e6
 
+    def _step(self) -> None:
+        self._model(input_ids=self._prompt[:, -1:], past_key_values=self._cache, use_cache=True)
+
+    @torch.inference_mode()
     def rest(self, count: str) -> tuple[float, float]:
-        """A prefill and the shortest of `count` steps after it, with layers of ours that do nothing."""
-        with only_the_rest(self._model):
-            took, cache = self._prefill()
-            return took, self._decode(int(count), cache)
+        """Microseconds outside of our layers, of a prefill and the shortest of `count` steps after it."""
+        with watched(self._model) as watch:
+            prefill = watch.outside(self.prefill)
+            steps = [watch.outside(self._step) for _ in range(int(count))]
+            return prefill * 1e6, min(steps) * 1e6
 
     def peak(self) -> float:
         """MiB."""

@@ -34,7 +34,7 @@ bf16 instructions and one without AVX-512: oneDNN, MKL, PyTorch and ours are lim
   the weights at the read bandwidth (of memory, or of a cache that holds them) or the operations at the rate of fp32
   products, whichever takes longer. Reading takes turns with the row's calls, products are measured before and after it. Far above 1 only where
   the processor multiplies bf16 itself. Of a model the limit is that of the weights of the layers that are ours and, on
-  top, the time that the same model takes with those layers doing nothing (attention, the cache, Python).
+  top, the time that the model spends outside of them (attention, the cache, Python), measured while they work.
 - **verdict**: `met`; `limit` where the target is out of reach on this machine, since it asks for less time than the limit
   allows and none of the others reaches it, and ours is at {NEAR} of the limit or better; else `MISSED`, and only then the
   benchmark fails.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,29 @@ def test_the_limit_of_a_model_is_its_weights_and_what_is_left_without_our_layers
     assert found.speed_row("m", key, False).verdict == MISSED
 
 
-def test_only_our_layers_do_nothing_when_the_rest_is_measured() -> None:
+def test_the_rest_is_what_is_spent_outside_of_our_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Slow(torch.nn.Module):
+        def __init__(self, seconds: float, *, is_layout: bool = False) -> None:
+            super().__init__()
+            self.seconds, self.is_layout = seconds, is_layout
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            now[0] += self.seconds
+            return x
+
+    monkeypatch.setattr(cpu_model_child, "clock", lambda: lambda: now[0])
+    layout = Slow(10.0, is_layout=True)
+    model = torch.nn.Sequential(Slow(1.0), layout, Slow(2.0), layout)
+    assert cpu_model_child.ours(model) == [layout]
+    with cpu_model_child.watched(model) as watch:
+        assert watch.outside(lambda: model(torch.ones(1))) == 3.0
+        assert (watch.spent, watch.calls) == (20.0, 2)
+    assert "forward" not in layout.__dict__
+
+
+def test_our_layers_are_layouts_and_products_with_our_forward() -> None:
     class Layout(torch.nn.Module):
         is_layout = True
 
@@ -72,22 +95,25 @@ def test_only_our_layers_do_nothing_when_the_rest_is_measured() -> None:
             super().__init__()
             self.down_proj = torch.nn.Linear(4, 3)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down_proj(x)
-
     stock, ours, layout = torch.nn.Linear(3, 3), torch.nn.Linear(3, 4), Layout()
     model = torch.nn.Sequential(stock, ours, layout)
     assert cpu_model_child.ours(model) == [layout]
-    ours.forward = Linear.forward.__get__(ours)
+    bound = ours.forward = Linear.forward.__get__(ours)
     assert cpu_model_child.ours(model) == [ours, layout]
-    x = torch.randn(2, 3)
-    before = model(x)
-    with cpu_model_child.only_the_rest(model):
-        assert torch.equal(ours(stock(x)), torch.ones(2, 4))
-        assert torch.equal(model(x), torch.ones(2, 3))
-        assert not torch.equal(stock(x), torch.ones(2, 3))
-    assert torch.equal(model(x), before)
-    assert "forward" not in layout.__dict__
+    with cpu_model_child.watched(model):
+        assert ours.forward is not bound
+        assert "forward" not in stock.__dict__
+    assert ours.forward is bound
+
+
+def test_counting_costs_the_rest_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.count()  # each reading of the clock takes one second
+    monkeypatch.setattr(cpu_model_child, "clock", lambda: lambda: float(next(readings)))
+    watch = cpu_model_child.Stopwatch()
+    idle = watch.around(lambda: None)
+    outside = watch.outside(lambda: [idle() for _ in range(100)])
+    assert (watch.calls, watch.spent) == (100, 100.0)
+    assert outside == pytest.approx(1.0, abs=0.2)  # its own two readings, and none of the other 200
 
 
 def test_peak_memory_may_be_above_stock_by_the_noise_only() -> None:
