@@ -79,11 +79,11 @@ def ours(model: Any) -> list[Any]:
 
 
 class Stopwatch:
-    """Counts the seconds that are spent inside of some functions, and how often they were called."""
+    """Counts the seconds that are spent inside of some functions."""
 
     def __init__(self) -> None:
         self.now = clock()
-        self.spent, self.calls = 0.0, 0
+        self.spent = 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, counted."""
@@ -92,32 +92,22 @@ class Stopwatch:
             start = self.now()
             result = function(*args, **kwargs)
             self.spent += self.now() - start
-            self.calls += 1
             return result
 
         return counted
 
-    def outside(self, call: Callable[[], Any]) -> float:
-        """The seconds of a call that are not spent inside, without what the counting takes."""
-        empty = Stopwatch()
-        idle = empty.around(lambda: None)
-        idle()
-        empty.spent, start = 0.0, empty.now()
-        for _ in range(1000):
-            idle()
-        each = (empty.now() - start - empty.spent) / 1000
-        self.spent, self.calls = 0.0, 0
+    def outside(self, call: Callable[[], Any]) -> tuple[float, float]:
+        """The seconds of a call that are not spent inside, and all of them; both with what the counting takes."""
+        self.spent = 0.0
         start = self.now()
         call()
-        return self.now() - start - self.spent - self.calls * each
+        took = self.now() - start
+        return took - self.spent, took
 
 
 @contextmanager
 def watched(model: Any) -> Iterator[Stopwatch]:
-    """A stopwatch of the forwards of our layers: what is left is what no kernel of this variant can save.
-
-    The layers work meanwhile, so the rest of the model finds the caches as they leave them.
-    """
+    """A stopwatch of our layers' forwards. They work, so the rest of the model finds the caches as they leave them."""
     watch = Stopwatch()
     before = [(module, module.__dict__.get("forward")) for module in ours(model)]
     for module, _ in before:
@@ -154,8 +144,9 @@ class Child:
         now = clock()
         start = now()
         output = self._model(input_ids=self._prompt, use_cache=True, logits_to_keep=1)
+        took = now() - start
         self._cache = output.past_key_values
-        return (now() - start) * 1e6
+        return took * 1e6
 
     @torch.inference_mode()
     def decode(self, count: str) -> float:
@@ -172,11 +163,19 @@ class Child:
 
     @torch.inference_mode()
     def rest(self, count: str) -> tuple[float, float]:
-        """Microseconds outside of our layers, of a prefill and the shortest of `count` steps after it."""
+        """Microseconds outside of our layers, of a prefill and the shortest of `count` steps after it.
+
+        A watched step takes longer than others, by the watching; that is taken off the rest.
+        """
         with watched(self._model) as watch:
-            prefill = watch.outside(self.prefill)
-            steps = [watch.outside(self._step) for _ in range(int(count))]
-            return prefill * 1e6, min(steps) * 1e6
+            prefill, _ = watch.outside(self.prefill)
+        steps, times = [], []
+        for _ in range(int(count)):
+            times.append(self.decode("1"))
+            with watched(self._model) as watch:
+                steps.append(watch.outside(self._step))
+        outside, took = (min(each) * 1e6 for each in zip(*steps, strict=True))
+        return prefill * 1e6, outside - max(0.0, took - min(times))
 
     def peak(self) -> float:
         """MiB."""

@@ -31,7 +31,7 @@ class Row:
         wanted: the target as a factor over stock; None where the row has no such target.
         limit: what bounds the case: "x.clone()", "bytes" or "fp32 operations"; empty where nothing does.
         limit_us: the time that the limit allows, measured beside the row.
-        rest: the part of `limit_us` that is not work of the layers that are ours: the model with those doing nothing.
+        rest: the part of `limit_us` that is not work of the layers that are ours: what is spent outside of them.
         work: bytes or operations of the case, of the kind that `limit` names.
         profile: where the time goes, for a row that is not met.
         failure: why there is no time of ours.

@@ -115,7 +115,7 @@ struct Kernels {
   int64_t product_scratch;
   int64_t max_tile_m, max_tile_n;
   // Turns a strip of up to 16 rows of an operand, to[width][16]; nullptr where no product wants it. It pays up to
-  // max_turned rows that fill their strips.
+  // max_turned rows.
   void (*turn)(const void* x, int64_t ldx, int64_t rows, int64_t width, void* to);
   int64_t max_turned;
 };

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <thread>
 
 #include "kernels.h"
 
@@ -12,6 +13,9 @@ namespace layout_kernels {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Looks at a counter, some tens of microseconds, before a waiting thread offers its core to others.
+constexpr int kSpins = 1 << 13;
 
 // Calls body(task) for each task in [0, tasks). Threads take tasks as they finish, so a thread whose core is busy
 // elsewhere does less; what a task computes does not depend on who runs it.
@@ -34,6 +38,49 @@ void for_each_task(const Pool& pool, int64_t tasks, const Body& body) {
       [](int64_t, int64_t, void* context) {
         Shared& s = *static_cast<Shared*>(context);
         for (int64_t t = s.next++; t < s.tasks; t = s.next++) (*s.body)(t);
+      },
+      &shared);
+}
+
+// The tasks of one body, then those of another that needs all of the first, without leaving the pool in between: two
+// short products of one row are a tenth faster for it. A thread waits for tasks only that another one is running.
+template <class First, class Second>
+void for_each_task_in_turn(const Pool& pool, int64_t tasks, const First& first, int64_t next_tasks,
+                           const Second& second) {
+  int64_t most = tasks > next_tasks ? tasks : next_tasks;
+  int64_t workers = most < pool.threads ? most : pool.threads;
+  if (workers <= 1) {
+    for (int64_t t = 0; t < tasks; ++t) first(t);
+    for (int64_t t = 0; t < next_tasks; ++t) second(t);
+    return;
+  }
+  struct Shared {
+    std::atomic<int64_t> next{0}, done{0}, next_second{0};
+    std::atomic<bool> failed{false};
+    int64_t tasks, next_tasks;
+    const First* first;
+    const Second* second;
+  } shared;
+  shared.tasks = tasks, shared.next_tasks = next_tasks;
+  shared.first = &first, shared.second = &second;
+  pool.run(
+      workers,
+      [](int64_t, int64_t, void* context) {
+        Shared& s = *static_cast<Shared*>(context);
+        for (int64_t t = s.next++; t < s.tasks; t = s.next++) {
+          try {
+            (*s.first)(t);
+          } catch (...) {
+            s.failed = true;  // or the others would wait for this task
+            throw;
+          }
+          s.done.fetch_add(1, std::memory_order_release);
+        }
+        for (int spins = 0; s.done.load(std::memory_order_acquire) < s.tasks; ++spins) {
+          if (s.failed) return;
+          if (spins > kSpins) std::this_thread::yield();
+        }
+        for (int64_t t = s.next_second++; t < s.next_tasks; t = s.next_second++) (*s.second)(t);
       },
       &shared);
 }

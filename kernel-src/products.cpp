@@ -17,6 +17,7 @@ constexpr int64_t kKeep = 4 << 20;
 constexpr int64_t kNarrow = 32;
 constexpr int64_t kTall = 100;
 constexpr int64_t kStrip = 16;  // rows of x that are turned together
+constexpr int64_t kTurnedColumns = 128, kTurnedDepth = 128;
 // With one row memory is what a task waits for, and long pieces of the weight are read faster than short ones: so few
 // tasks a thread, unless columns are many.
 constexpr int64_t kLeastOfOneRow = 128, kMostOfOneRow = 512;
@@ -42,8 +43,12 @@ int64_t one_row_tile(int64_t columns, int64_t threads) {
   return tile < kMostOfOneRow ? tile : kMostOfOneRow;
 }
 
-// Rows that leave less than an eighth of their strips empty.
-bool fills_strips(int64_t m) { return 8 * m >= 7 * round_up(m, kStrip); }
+// Whether x is turned: few rows that leave at most a sixteenth of their strips empty, and a product that is large
+// enough to pay for it.
+bool turns(const Kernels& kernels, const ProductArgs& a) {
+  return a.m <= kernels.max_turned && 16 * a.m >= 15 * round_up(a.m, kStrip) && a.n >= kTurnedColumns &&
+         a.k >= kTurnedDepth;
+}
 
 void turn(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
   const float* x = static_cast<const float*>(a.x);
@@ -57,12 +62,13 @@ void turn(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
   a.turned = true;
 }
 
-void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
+// Cuts a product into tiles; the number of its tasks. `used`: the pool, with the threads that are worth their start.
+int64_t cut(const Kernels& kernels, const Pool& pool, ProductArgs& a, Pool& used) {
   int64_t columns = a.pair ? a.pair : a.n;
   a.tile_m = a.m < kernels.max_tile_m ? a.m : kernels.max_tile_m;
-  Pool used = pool;
+  used = pool;
   if (a.m * a.n * a.k <= kSerialWork) used.threads = 1;
-  if (kernels.turn != nullptr && a.m <= kernels.max_turned && fills_strips(a.m)) turn(kernels, used, a);
+  if (turns(kernels, a)) turn(kernels, used, a);
   a.tile_n = kernels.max_tile_n;
   if (a.m == 1) a.tile_n = one_row_tile(columns, used.threads) * (a.pair ? 2 : 1);
   const bool narrow = a.m > 1 && a.m < kTall && !a.turned;
@@ -72,9 +78,29 @@ void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
   while (!a.turned && a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
     a.tile_m = ceil_div(a.tile_m, 2);
   }
-  int64_t tasks = ceil_div(columns, tile) * ceil_div(a.m, a.tile_m);
+  return ceil_div(columns, tile) * ceil_div(a.m, a.tile_m);
+}
+
+void run_product(const Kernels& kernels, const Pool& pool, ProductArgs& a) {
+  Pool used;
+  int64_t tasks = cut(kernels, pool, a, used);
   for_each_task(used, tasks,
                 [&](int64_t task) { kernels.product(a, task, tile_scratch.get(kernels.product_scratch)); });
+}
+
+// The second reads what the first writes.
+void run_products(const Kernels& kernels, const Pool& pool, ProductArgs& a, ProductArgs& b) {
+  if (turns(kernels, a) || turns(kernels, b)) {
+    run_product(kernels, pool, a);
+    run_product(kernels, pool, b);
+    return;
+  }
+  Pool used, used_next;
+  int64_t tasks = cut(kernels, pool, a, used), next_tasks = cut(kernels, pool, b, used_next);
+  if (used_next.threads > used.threads) used = used_next;
+  for_each_task_in_turn(
+      used, tasks, [&](int64_t task) { kernels.product(a, task, tile_scratch.get(kernels.product_scratch)); },
+      next_tasks, [&](int64_t task) { kernels.product(b, task, tile_scratch.get(kernels.product_scratch)); });
 }
 
 template <class Body>
@@ -158,12 +184,11 @@ void rms_norm_mlp(const Kernels& kernels, const Pool& pool, const MlpArgs& a) {
     up.x = x, up.w = a.gate_up, up.bias = a.gate_up_bias, up.y = h;
     up.m = m, up.n = 2 * a.intermediate, up.k = a.hidden, up.ldx = ldx, up.ldw = a.ld_gate_up, up.ldy = ldh;
     up.pair = a.intermediate, up.w_type = up.bias_type = a.type, up.y_type = operand, up.activation = a.activation;
-    run_product(kernels, pool, up);
     ProductArgs down{};
     down.x = h, down.w = a.down, down.bias = a.down_bias, down.y = static_cast<char*>(a.y) + m0 * a.out * es;
     down.m = m, down.n = a.out, down.k = a.intermediate, down.ldx = ldh, down.ldw = a.ld_down, down.ldy = a.out;
     down.w_type = down.y_type = down.bias_type = a.type;
-    run_product(kernels, pool, down);
+    run_products(kernels, pool, up, down);
   }
   operand_scratch.trim(kKeep);
   turned_scratch.trim(kKeep);

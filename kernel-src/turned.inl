@@ -1,4 +1,4 @@
-// Products of some rows of x, 14 to 64 in nearly full strips of 16, where registers are few (AVX2). Included by
+// Products of one or two strips of 16 rows of x that are nearly full, where registers are few (AVX2). Included by
 // product.inl.
 //
 // Turning the weight (packed.inl) costs as much as two or three rows of x, an eighth of the time at 32. Here x is
@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int64_t kTurnedRows = 64;
+constexpr int64_t kTurnedRows = 32;
 constexpr int64_t kWideRow = kPanelDepth + 16;  // off the powers of two
 constexpr int64_t kTurnedScratch = kTileN * kTurnedRows + kPanelStrip * kWideRow;
 

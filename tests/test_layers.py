@@ -211,3 +211,36 @@ def test_a_parametrised_weight_is_read_through_its_parametrisation() -> None:
     for module, name in ((norm, "scale"), (linear, "weight")):
         nn.utils.parametrize.register_parametrization(module, name, Halved())
     torch.testing.assert_close((norm(x), layers.Linear.forward(linear, x)), expected)
+
+
+def _unregister_bias(child: nn.Linear) -> None:
+    bias = child.bias.data
+    del child.bias
+    child.bias = bias * 2
+
+
+def _shadow_weight(child: nn.Linear) -> None:
+    child.__dict__["weight"] = nn.Parameter(child.weight.data * 2)
+
+
+@pytest.mark.parametrize("change", [_unregister_bias, _shadow_weight])
+def test_what_is_no_registered_parameter_is_read_all_the_same(change: Any) -> None:
+    layout, x, _ = fused(LlamaRMSNorm(32), LlamaMLP(tf.LlamaConfig(**TEXT, mlp_bias=True)))
+    change(layout.down_proj)
+    product = gated(layout, x)
+    expected = nn.functional.linear(product, layout.down_proj.weight, layout.down_proj.bias)
+    torch.testing.assert_close(layout(x), expected)
+
+
+def test_a_child_that_is_no_registered_module_is_called_all_the_same() -> None:
+    layout, x, expected = fused(LlamaRMSNorm(32), LlamaMLP(CONFIG))
+    child = layout.down_proj
+    del layout.down_proj
+    layout.down_proj = lambda product: 2 * child(product)
+    torch.testing.assert_close(layout(x), 2 * expected, rtol=1e-5, atol=1e-5)
+
+
+def gated(layout: Any, x: torch.Tensor) -> torch.Tensor:
+    normed = nn.functional.rms_norm(x, (x.shape[-1],), layout.scale, layout.variance_epsilon)
+    gate, up = nn.functional.linear(normed, layout.gate_up_proj.weight, layout.gate_up_proj.bias).chunk(2, dim=-1)
+    return nn.functional.silu(gate) * up

@@ -20,7 +20,7 @@ from .ops.gated_rms_norm import gated_rms_norm
 from .ops.linear import linear
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm_mlp import rms_norm_mlp
-from .plain import mark_linear_forward, parameter, plain_parameters
+from .plain import child, mark_linear_forward, parameter, weight_and_bias
 
 
 class CustomRMSNorm(nn.Module):
@@ -226,14 +226,13 @@ class RMSNormMLP(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """Norm and MLP on the last dimension, [..., hidden_size] to [..., hidden_size]."""
-        modules, scale = self._modules, parameter(self, "scale")
-        gate_up, down = plain_parameters(modules["gate_up_proj"]), plain_parameters(modules["down_proj"])
-        if gate_up is not None and down is not None:
-            weights = scale, gate_up["weight"], down["weight"]
+        scale, gate_up, down = parameter(self, "scale"), child(self, "gate_up_proj"), child(self, "down_proj")
+        first, second = weight_and_bias(gate_up), weight_and_bias(down)
+        if first is not None and second is not None:
             settings = self.variance_epsilon, self.flavour, self.activation
-            return rms_norm_mlp(hidden_states, *weights, *settings, gate_up["bias"], down["bias"])
+            return rms_norm_mlp(hidden_states, scale, first[0], second[0], *settings, first[1], second[1])
         normalised = rms_norm(hidden_states, scale, self.variance_epsilon, self.flavour)
-        return self.down_proj(gated_activation(self.gate_up_proj(normalised), self.activation))
+        return down(gated_activation(gate_up(normalised), self.activation))
 
 
 class RMSNormMLPLayout(Layout):

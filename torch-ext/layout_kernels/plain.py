@@ -1,12 +1,13 @@
 """Reading a module's parameters: where that gives what calling the module would, and at little cost.
 
-Each token asks this of each layer, so it takes no way through ``nn.Module.__getattr__``.
+Each token asks this of each layer, so it does not go through ``nn.Module.__getattr__`` where it need not.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as _global_hooks
 
@@ -22,22 +23,20 @@ def is_plain_linear(module: nn.Module) -> bool:
     False for a subclass or a wrapper (LoRA, quantised), hooks (offloaded), a replaced forward, and a weight that is a
     tensor subclass: reading the weight there would give other values than calling the module.
     """
-    return plain_parameters(module) is not None
+    return weight_and_bias(module) is not None
 
 
-def plain_parameters(module: nn.Module) -> dict[str, Any] | None:
-    """``weight`` and ``bias`` of a module for which :func:`is_plain_linear` holds, else None."""
-    if type(module) is not nn.Linear:
-        return None
-    parameters: dict[str, Any] = module._parameters
+def weight_and_bias(module: nn.Module) -> tuple[nn.Parameter, torch.Tensor | None] | None:
+    """Of a module for which :func:`is_plain_linear` holds, else None."""
     if (
-        type(parameters.get("weight")) is nn.Parameter
+        type(module) is nn.Linear
+        and type(weight := parameter(module, "weight")) is nn.Parameter
         and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
         and not module._backward_pre_hooks
         and not (_global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks)
         and _has_linear_forward(module)
     ):
-        return parameters
+        return weight, parameter(module, "bias")
     return None
 
 
@@ -50,6 +49,12 @@ def _has_linear_forward(module: nn.Module) -> bool:
 
 
 def parameter(module: nn.Module, name: str) -> Any:
-    """``getattr(module, name)`` of what nearly always is a parameter, at a fifth of the time."""
+    """``getattr(module, name)`` of what nearly always is a parameter."""
     parameters = module._parameters
-    return parameters[name] if name in parameters else getattr(module, name)
+    return parameters[name] if name in parameters and name not in module.__dict__ else getattr(module, name)
+
+
+def child(module: nn.Module, name: str) -> Any:
+    """``getattr(module, name)`` of what nearly always is a module below it."""
+    modules = module._modules
+    return modules[name] if name in modules and name not in module.__dict__ else getattr(module, name)
