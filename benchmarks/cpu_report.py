@@ -25,7 +25,7 @@ REACHES = {
 }
 HEAD = f"""\
 Times are the shortest of many in microseconds, measured in turns in one process, with one thread the thread's processor
-time; a turn of several calls begins with one that is not timed, which finds in the caches what another turn left. A result is compared with stock's before it is timed, and a peer whose result is wrong has no time. `stock` is
+time; the first quarter of a turn of several calls is not timed, since it finds in the caches what another turn left. A result is compared with stock's before it is timed, and a peer whose result is wrong has no time. `stock` is
 transformers' modules, `F` the same written with `torch.nn.functional`, `compile` is `torch.compile` of stock, with static
 shapes for the norms and any number of rows for the MLP. `as avx512` and `as avx2` are the same processor as one without
 bf16 instructions and one without AVX-512: oneDNN, MKL, PyTorch and ours are limited to it.
