@@ -75,8 +75,8 @@ def right_ones(case: str, calls: Calls) -> tuple[Calls, dict[str, float]]:
 def shortest(calls: Calls, once: dict[str, float], seconds: float) -> dict[str, float]:
     """The shortest time of each call in microseconds, measured in turns for about `seconds` in all, two at least.
 
-    Where turns have several calls the first quarter of each is not timed: it finds in the caches what another turn left
-    there, and a shared cache takes some calls to hold what is read now.
+    Where turns have several calls the first quarter of each is not timed: it finds in the caches what another turn
+    left there, and a shared cache takes some calls to hold what is read now.
     """
     now = clock()
     repeats = {name: max(1, int(seconds / 8 / len(calls) / once[name])) for name in calls}
