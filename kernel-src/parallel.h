@@ -43,7 +43,8 @@ void for_each_task(const Pool& pool, int64_t tasks, const Body& body) {
 }
 
 // The tasks of one body, then those of another that needs all of the first, without leaving the pool in between: two
-// short products of one row are some per cent faster for it. A thread waits for tasks only that another one is running.
+// short products of one row are some per cent faster for it. A thread waits for tasks only that another one is
+// running.
 template <class First, class Second>
 void for_each_task_in_turn(const Pool& pool, int64_t tasks, const First& first, int64_t next_tasks,
                            const Second& second) {
