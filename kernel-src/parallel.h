@@ -77,9 +77,13 @@ void for_each_task_in_turn(const Pool& pool, int64_t tasks, const First& first, 
           }
           s.done.fetch_add(1, std::memory_order_release);
         }
-        for (int spins = 0; s.done.load(std::memory_order_acquire) < s.tasks; ++spins) {
+        for (int spins = 0; s.done.load(std::memory_order_acquire) < s.tasks;) {
           if (s.failed) return;
-          if (spins > kSpins) std::this_thread::yield();
+          if (spins < kSpins) {
+            ++spins;
+          } else {
+            std::this_thread::yield();
+          }
         }
         for (int64_t t = s.next_second++; t < s.next_tasks; t = s.next_second++) (*s.second)(t);
       },
