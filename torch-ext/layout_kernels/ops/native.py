@@ -48,7 +48,7 @@ operators: Any = getattr(torch.ops, _ops.EXTENSIONS["cpu"])
 
 def direct(operator: Any) -> Callable[..., Any]:
     """What calling an operator ends in: the same call, without the Python function in front of it."""
-    function: Callable[..., Any] = operator.default._op
+    function: Callable[..., Any] = getattr(operator.default, "_op", operator.default)
     return function
 
 
