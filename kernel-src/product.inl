@@ -307,6 +307,15 @@ void direct(const ProductArgs& a, int64_t m0, int64_t m, int64_t n0, int64_t nw,
   }
 }
 
+template <class X, class Y>
+void copy_rows(const void* x, int64_t ldx, void* y, int64_t ldy, int64_t width, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const X* from = static_cast<const X*>(x) + r * ldx;
+    Y* to = static_cast<Y*>(y) + r * ldy;
+    each_vector(width, [&](int64_t i, int64_t n) __attribute__((always_inline)) { put(to + i, get(from + i, n), n); });
+  }
+}
+
 #if !defined(__AVX512BF16__)
 // fp32 operands of bf16 weights lie in blocks of 2 W: first the elements at even places, then those at odd ones.
 constexpr int64_t kBlock = 2 * W;
@@ -462,15 +471,6 @@ DType operand_type_level(DType w_type) {
   (void)w_type;
   return DType::f32;
 #endif
-}
-
-template <class X, class Y>
-void copy_rows(const void* x, int64_t ldx, void* y, int64_t ldy, int64_t width, int64_t rows) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const X* from = static_cast<const X*>(x) + r * ldx;
-    Y* to = static_cast<Y*>(y) + r * ldy;
-    each_vector(width, [&](int64_t i, int64_t n) __attribute__((always_inline)) { put(to + i, get(from + i, n), n); });
-  }
 }
 
 void widen_level(const void* x, DType x_type, float* y, int64_t width) {

@@ -75,7 +75,7 @@ int64_t cut(const Kernels& kernels, const Pool& pool, ProductArgs& a, Pool& used
   while (a.m > 1 && a.tile_n > kNarrow && (narrow || ceil_div(a.n, a.tile_n) < 8 * used.threads)) a.tile_n /= 2;
   int64_t tile = a.pair ? a.tile_n / 2 : a.tile_n;
   // Few columns: also cut the rows, so that each thread finds work.
-  while (!a.turned && a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
+  while (a.tile_m >= 64 && ceil_div(columns, tile) * ceil_div(a.m, a.tile_m) < 4 * used.threads) {
     a.tile_m = ceil_div(a.tile_m, 2);
   }
   return ceil_div(columns, tile) * ceil_div(a.m, a.tile_m);

@@ -64,11 +64,6 @@ void pair_strip(int64_t rows, const BF16* w, int64_t ldw, const float* panel, in
   }
 }
 
-LK_INLINE void widen_row(const BF16* w, float* to, int64_t width) { split_row(w, to, width); }
-LK_INLINE void widen_row(const F16* w, float* to, int64_t width) {
-  each_vector(width, [&](int64_t i, int64_t n) __attribute__((always_inline)) { put(to + i, get(w + i, n), n); });
-}
-
 // Some rows of w, at most kPanelStrip, against every strip of x, `deep` elements of k.
 template <class WT>
 LK_INLINE void over_strips(int64_t rows, const WT* w, int64_t ldw, const float* x, int64_t ldx, int64_t deep,
@@ -84,9 +79,13 @@ LK_INLINE void over_strips(int64_t rows, const WT* w, int64_t ldw, const float* 
   if constexpr (__is_same(WT, float)) {
     wide = w;
   } else {
-    for (int64_t r = 0; r < rows; ++r) widen_row(w + r * ldw, buffer + r * kWideRow, deep);
+    if constexpr (__is_same(WT, BF16)) {
+      for (int64_t r = 0; r < rows; ++r) split_row(w + r * ldw, buffer + r * kWideRow, deep);
+      deep = (deep + kBlock - 1) / kBlock * kBlock;
+    } else {
+      copy_rows<WT, float>(w, ldw, buffer, kWideRow, deep, rows);
+    }
     wide = buffer, ldw = kWideRow;
-    if constexpr (__is_same(WT, BF16)) deep = (deep + kBlock - 1) / kBlock * kBlock;
   }
   for (int64_t s = 0; s < strips; ++s)
     panel_strip(rows, wide, ldw, x + s * ldx, deep, c + s * kPanelWidth, ldc, first);
