@@ -72,7 +72,7 @@ def ours(model: Any) -> list[Any]:
     found: list[Any] = []
     inside: set[Any] = set()
     for module in model.modules():
-        if module not in inside and (getattr(module, "is_layout", False) or runs_our_linear(module)):
+        if module not in inside and (getattr(module, "is_adopted", False) or runs_our_linear(module)):
             found.append(module)
             inside.update(module.modules())
     return found

@@ -68,16 +68,16 @@ def test_the_rest_is_what_is_spent_outside_of_our_layers(monkeypatch: pytest.Mon
     now = [0.0]
 
     class Slow(torch.nn.Module):
-        def __init__(self, seconds: float, *, is_layout: bool = False) -> None:
+        def __init__(self, seconds: float, *, is_adopted: bool = False) -> None:
             super().__init__()
-            self.seconds, self.is_layout = seconds, is_layout
+            self.seconds, self.is_adopted = seconds, is_adopted
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             now[0] += self.seconds
             return x
 
     monkeypatch.setattr(cpu_model_child, "clock", lambda: lambda: now[0])
-    layout = Slow(10.0, is_layout=True)
+    layout = Slow(10.0, is_adopted=True)
     model = torch.nn.Sequential(Slow(1.0), layout, Slow(2.0), layout)
     assert cpu_model_child.ours(model) == [layout]
     with cpu_model_child.watched(model) as watch:
@@ -86,9 +86,9 @@ def test_the_rest_is_what_is_spent_outside_of_our_layers(monkeypatch: pytest.Mon
     assert "forward" not in layout.__dict__
 
 
-def test_our_layers_are_layouts_and_products_with_our_forward() -> None:
+def test_our_layers_are_adopted_modules_and_products_with_our_forward() -> None:
     class Layout(torch.nn.Module):
-        is_layout = True
+        is_adopted = True
 
         def __init__(self) -> None:
             super().__init__()

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from layout_kernels.conversion import merge, split
 from layout_kernels.locations import Locations, Rule
 from tests.support.loads import by_hand, load, ref
 from tests.support.tiny import FAMILIES, TEXT, Family, _causal, randomise, save_family, tokens
@@ -21,22 +20,24 @@ RULE = Rule("gate_up_proj.weight", ("gate_proj.weight", "up_proj.weight"), 1)
 
 def test_merge_and_split_are_inverse_to_the_bit() -> None:
     gate, up = torch.randn(5, 3), torch.randn(5, 3)
-    merged = merge([gate, up], RULE, "x.gate_up_proj.weight", torch.Size([10, 3]))
-    assert [torch.equal(a, b) for a, b in zip(split(merged, RULE), [gate, up], strict=True)] == [True, True]
-    assert all(part.is_contiguous() for part in split(merged, RULE))
+    merged = RULE.merge([gate, up], "x.gate_up_proj.weight", torch.Size([10, 3]))
+    assert [torch.equal(a, b) for a, b in zip(RULE.split(merged), [gate, up], strict=True)] == [True, True]
+    assert all(part.is_contiguous() for part in RULE.split(merged))
 
 
 def test_merge_names_what_is_missing_and_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"x\.gate_up_proj\.weight: only one of .*up_proj"):
-        merge([torch.ones(5, 3)], RULE, "x.gate_up_proj.weight", torch.Size([10, 3]))
+        RULE.merge([torch.ones(5, 3)], "x.gate_up_proj.weight", torch.Size([10, 3]))
     with pytest.raises(ValueError, match=r"give shape \(8, 3\), the layout has \(10, 3\)"):
-        merge([torch.ones(4, 3), torch.ones(4, 3)], RULE, "x.gate_up_proj.weight", torch.Size([10, 3]))
+        RULE.merge([torch.ones(4, 3), torch.ones(4, 3)], "x.gate_up_proj.weight", torch.Size([10, 3]))
     saved_so = torch.ones(10, 3)
-    assert merge([saved_so], RULE, "x.gate_up_proj.weight", torch.Size([10, 3])) is saved_so
+    assert RULE.merge([saved_so], "x.gate_up_proj.weight", torch.Size([10, 3])) is saved_so
 
 
 class Standing:
     """As much of a layout as a location table asks for."""
+
+    is_layout = True
 
     def __init__(self, child_names: tuple[str, ...] | None) -> None:
         self.child_names = child_names
@@ -74,6 +75,15 @@ def test_a_table_forgets_the_model_before() -> None:
     table.note(new, "new.a", second)  # type: ignore[arg-type]
     assert table.find("old.a.weight") is None
     assert table.find("new.a.weight") is not None
+
+
+def test_a_table_answers_only_for_a_model_that_is_being_loaded() -> None:
+    table, state = Locations(), StateDict()
+    layout = Standing(("a", "b"))
+    table.note(layout, "model.a", state)  # type: ignore[arg-type]
+    assert table.find("model.a.weight") is not None
+    del state  # the load is over, and the next model may have no layout that would say so
+    assert table.find("model.a.weight") is None
 
 
 def test_layer_norms_beside_other_renames_are_left_alone(kernel: Any, tmp_path: Path) -> None:
@@ -136,15 +146,22 @@ def test_rules_registered_by_several_loads_do_not_add_up(kernel: Any, tmp_path: 
     assert all(torch.equal(saved[name], original[name]) for name in original)
 
 
-def test_a_checkpoint_saved_in_the_layout_s_own_names_loads_again(kernel: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_layout_s_own_names_loads_too(kernel: Any, tmp_path: Path) -> None:
     folder = save_family(LLAMA, tmp_path / "original")
     mapping = {LLAMA.fusion_key(): ref("RMSNormMLP")}
     with kernel.kernel_loading():
         model = load(LLAMA, folder, mapping)
-    model.save_pretrained(tmp_path / "own", save_original_format=False)
-    assert any(name.endswith("gate_up_proj.weight") for name in load_file(tmp_path / "own" / "model.safetensors"))
+    own = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        place = name.replace(".mlp.", ".post_attention_layernorm.")
+        if "gate_proj" in name:
+            up = model.get_parameter(name.replace("gate_proj", "up_proj"))
+            own[place.replace("gate_proj", "gate_up_proj")] = torch.cat([value, up.detach()])
+        elif "up_proj" not in name:
+            own[place.replace("post_attention_layernorm.weight", "post_attention_layernorm.scale")] = value
+    save_file(own, folder / "model.safetensors", {"format": "pt"})
     with kernel.kernel_loading():
-        again = load(LLAMA, tmp_path / "own", mapping)
+        again = load(LLAMA, folder, mapping)
     assert torch.equal(again(tokens()).logits, model(tokens()).logits)
 
 

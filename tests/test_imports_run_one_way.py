@@ -22,13 +22,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("_ops",),
     ("plugin", "dispatch"),
     ("ops",),
-    ("probing", "patching", "locations", "blocks", "pages", "plain"),
-    ("flavours",),
+    ("probing", "patching", "callers", "locations", "blocks", "pages", "plain"),
+    ("flavours", "sharded"),
+    ("adopted", "gated_mlp"),
     ("gated",),
-    ("state",),
     ("conversion",),
-    ("layout",),
-    ("parts",),
+    ("layouts",),
     ("layers",),
     ("models",),
     ("kernel_plugins",),
@@ -46,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
 
 # Optional libraries, and the parts that may name them. None is loaded by `import layout_kernels`.
 ADAPTERS = {"triton": ("ops/*/triton.py", "ops/triton_parts.py"), "torch_npu": ("ops/*/npu.py",)}
-NAMES_TRANSFORMERS = {"conversion", "layout", "patching", "parts", "locations", "layers", "models", "kernel_plugins"}
+NAMES_TRANSFORMERS = {"conversion", "layouts", "patching", "locations", "layers", "models", "kernel_plugins"}
 
 
 @dataclass(frozen=True)

@@ -333,6 +333,9 @@ Tensor cpu_linear(Tensor x, Tensor weight, OptionalTensor bias) {
   return y;
 }
 
+// The code of the flavour "none", one beyond those of `Flavour`: x goes into the products as it is.
+constexpr int64_t kNoNorm = 3;
+
 Tensor cpu_rms_norm_mlp(Tensor x, OptionalTensor norm_weight, Tensor gate_up, Tensor down, double eps, int64_t flavour,
                         int64_t activation, OptionalTensor gate_up_bias, OptionalTensor down_bias) {
   RowView v = flat_rows_of(x, "x");
@@ -346,12 +349,17 @@ Tensor cpu_rms_norm_mlp(Tensor x, OptionalTensor norm_weight, Tensor gate_up, Te
   Tensor y = new_like(x, out, v.type);
   if (v.count == 0) return y;
   MlpArgs a{};
-  a.x = v.data, a.norm_scale = scale_of(norm_weight, flavour, v.width), a.normalise = true;
+  a.x = v.data, a.normalise = flavour != kNoNorm;
+  if (a.normalise) {
+    a.norm_scale = scale_of(norm_weight, flavour, v.width), a.round_first = rounds_first(flavour);
+  } else {
+    STD_TORCH_CHECK(!norm_weight.has_value(), "norm_weight must be None where there is no norm");
+  }
   a.gate_up = gate_up.data_ptr(), a.down = down.data_ptr();
   a.gate_up_bias = pointer(gate_up_bias), a.down_bias = pointer(down_bias), a.y = y.data_ptr();
   a.m = v.count, a.hidden = v.width, a.intermediate = size, a.out = out, a.ldx = distance(v);
   a.ld_gate_up = gate_up.stride(0), a.ld_down = down.stride(0), a.eps = static_cast<float>(eps), a.type = v.type;
-  a.round_first = rounds_first(flavour), a.activation = activation_of(activation);
+  a.activation = activation_of(activation);
   rms_norm_mlp(kernels(), pool(), a);
   scale_scratch.trim(kKeepScale);
   return y;
@@ -443,6 +451,6 @@ PyModuleDef module = {
 // INTERFACE: see ops/native.py, which refuses another number.
 PyMODINIT_FUNC LK_JOIN(PyInit_, TORCH_EXTENSION_NAME)(void) {
   PyObject* made = PyModule_Create(&module);
-  if (made != nullptr && PyModule_AddIntConstant(made, "INTERFACE", 2) != 0) Py_CLEAR(made);
+  if (made != nullptr && PyModule_AddIntConstant(made, "INTERFACE", 3) != 0) Py_CLEAR(made);
   return made;
 }

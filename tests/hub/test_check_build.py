@@ -65,7 +65,7 @@ class Heavy(nn.Module):
         return x
 
 
-class HeavyLayout(Layout):
+class HeavyLayout(NormLayout):
     forward = Heavy.forward
 """
 GLOBAL_OPERATOR = (

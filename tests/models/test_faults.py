@@ -42,17 +42,25 @@ def test_a_model_inside_the_loaded_one_saves_original_names_too(
     assert torch.equal(stock(tokens()).last_hidden_state, expected)
 
 
-def test_a_model_built_from_a_config_in_the_context_saves_original_names(
-    kernel: Any, folder: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["Llama", "Mixtral"])
+def test_a_model_built_from_a_config_in_the_context_has_and_saves_stock_names(
+    name: str, kernel: Any, folder: Path, tmp_path: Path
 ) -> None:
+    """Mixtral's own rules turn the checkpoint's experts into tensors of another form, and back."""
+    config = getattr(tf, f"{name}Config")(**TEXT)
+    cls = getattr(tf, f"{name}ForCausalLM")
     with kernel.kernel_loading():
         load(LLAMA, folder, BOTH)
-        built = tf.AutoModelForCausalLM.from_config(tf.LlamaConfig(**TEXT))
-    assert type(built.model.norm).__name__ == "CustomRMSNormLayout"
-    built.save_pretrained(tmp_path / "built")
-    assert sorted(load_file(tmp_path / "built" / "model.safetensors")) == sorted(
-        name for name in tf.LlamaForCausalLM(tf.LlamaConfig(**TEXT)).state_dict()
-    )
+        built = tf.AutoModelForCausalLM.from_config(config)
+    stock = cls(config)
+    assert type(built.model.norm).is_adopted
+    assert list(built.state_dict()) == list(stock.state_dict())
+    stock.load_state_dict(built.state_dict())  # the layers drew other random numbers
+    for kind, model in (("built", built), ("stock", stock)):
+        model.save_pretrained(tmp_path / kind)
+    saved, expected = (load_file(tmp_path / kind / "model.safetensors") for kind in ("built", "stock"))
+    assert sorted(saved) == sorted(expected)
+    assert all(torch.equal(saved[key], expected[key]) for key in expected)
 
 
 class Tripling(nn.Linear):

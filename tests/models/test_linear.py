@@ -46,14 +46,14 @@ def test_a_fused_layer_still_runs_as_one_operation(llama: Path, kernel: Any, wit
     mapping = {key: value for key, value in EVERYTHING.items() if with_linear or key != "Linear"}
     with kernel.kernel_loading(linear=True):
         model = load(LLAMA, llama, mapping)
-    layer = model.model.layers[0].mlp
-    fused = model.model.layers[0].post_attention_layernorm
-    assert "RMSNormMLP" in {type(fused).__name__.removesuffix("Layout"), type(layer).__name__.removesuffix("Layout")}
-    products = [module for module in fused.modules() if type(module) is nn.Linear]
-    assert len(products) == 2
+    mlp = model.model.layers[0].mlp
+    assert mlp.kernel_layer_name == "RMSNormMLP"
+    products = [module for module in mlp.modules() if type(module) is nn.Linear]
+    assert len(products) == 3
     assert all("forward" in vars(module) for module in products)
     owner = import_module(f"{kernel.__name__}.plain")
     assert all(owner.is_plain_linear(module) for module in products)
+    assert not import_module(f"{kernel.__name__}.gated_mlp").why_in_parts(mlp)
     assert torch.isfinite(logits(model)).all()
 
 

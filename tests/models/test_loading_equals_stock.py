@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.loads import Loading, load, ref
+from tests.support.loads import Loading, by_hand, load, ref
 from tests.support.tiny import FAMILIES, Family, tokens
 
 KEYS = ["RMSNorm", "hub name", "exact class", "MLP class", "MLP tuple", "fusion", "RMSNorm and fusion"]
@@ -45,22 +45,20 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def bound_layers(model: Any) -> set[str]:
-    """Names of the layers whose forward `kernels` bound in the model."""
-    bound = {module.forward.__qualname__.partition(".")[0] for module in model.modules() if "forward" in vars(module)}
-    return bound & {"CustomRMSNorm", "RMSNorm", "GatedMLP", "RMSNormMLP"}
-
-
 def test_logits_equal_stock_and_the_wanted_layers_run(
-    family: Family, checkpoint: Path, mapping: dict[Any, Any], loading: Loading
+    family: Family, checkpoint: Path, mapping: dict[Any, Any], loading: Loading, kernel: Any
 ) -> None:
     expected = logits(load(family, checkpoint, None), family)
     with loading():
         model = load(family, checkpoint, mapping)
         inside = logits(model, family)
     wanted = {value[0].partition(":")[2] for value in mapping.values()}
-    # mistral3's text norms and its vision norms are under no hub name of their own class everywhere, but some are.
-    assert bound_layers(model) == wanted
+    found = kernel.report(model)
+    # A fused norm runs the layer of its flavour in its own place.
+    beside = {"CustomRMSNorm"} if "RMSNormMLP" in wanted else set()
+    assert {row.layer for row in found.rows} == wanted | beside
+    assert not found.unbound
+    assert not any(row.fallback for row in found.rows)
     # Merged products add up the same terms as separate ones, possibly in another order: float32 rounding only.
     assert (inside - expected).abs().max() <= 1e-5
     assert torch.equal(logits(model, family), inside)
@@ -101,16 +99,12 @@ def test_a_stock_load_afterwards_is_stock_and_a_second_kernel_load_works(
 
 
 def gradients(model: Any, family: Family) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss and gradients under checkpoint names: the conversion back, applied to the gradients."""
-    from transformers.core_model_loading import revert_weight_conversion
-
+    """Loss and gradients by the parameters' names."""
     model.train()
     output = model(**family.inputs()).logits
     loss = (output.float() * torch.linspace(-1, 1, output.shape[-1])).mean()
     loss.backward()
-    model.state_dict()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return loss, revert_weight_conversion(model, found)
+    return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def test_training_gives_the_same_loss_and_gradients(
@@ -154,24 +148,33 @@ def test_bfloat16_logits_equal_stock_within_the_rounding_of_one_product(
 
 
 @pytest.mark.parametrize("kind", ["RMSNorm", "MLP tuple", "fusion", "RMSNorm and fusion"])
-@pytest.mark.parametrize("placement", ["auto", "disk"])
-def test_device_maps_give_the_same_logits(
-    family: Family, checkpoint: Path, kind: str, placement: str, loading: Loading, tmp_path: Path
-) -> None:
+def test_device_map_auto_gives_the_same_logits(family: Family, checkpoint: Path, kind: str, loading: Loading) -> None:
     expected = logits(load(family, checkpoint, None), family)
-    device_map: Any = "auto"
-    if placement == "disk":
-        stem = family.parent.removesuffix(".*")
-        parts = dict(load(family, checkpoint, None).named_modules())
-        leaves = [name for name, module in parts.items() if module._parameters or module._buffers]
-        device_map = {name: "cpu" for name in leaves if not name.startswith(f"{stem}.")}
-        device_map |= {f"{stem}.0": "cpu", f"{stem}.1": "disk"}
     with loading():
-        options = {"device_map": device_map, "offload_folder": tmp_path}
-        model = load(family, checkpoint, mapping_of(kind, family), **options)
+        model = load(family, checkpoint, mapping_of(kind, family), device_map="auto")
     assert (logits(model, family) - expected).abs().max() <= 1e-5  # float32 rounding, as above
-    if placement == "disk":
-        assert any(parameter.is_meta for parameter in model.parameters()), "nothing was offloaded"
+
+
+@pytest.mark.parametrize("kind", ["RMSNorm", "MLP tuple", "fusion", "RMSNorm and fusion"])
+def test_weights_on_disk_bear_stock_names_or_the_load_says_how_they_would(
+    family: Family, checkpoint: Path, kind: str, loading: Loading, tmp_path: Path
+) -> None:
+    stem = family.parent.removesuffix(".*")
+    stock = load(family, checkpoint, None)
+    expected, names = logits(stock, family), [name for name, _ in stock.named_parameters()]
+    leaves = [name for name, module in stock.named_modules() if module._parameters or module._buffers]
+    device_map = {name: "cpu" for name in leaves if not name.startswith(f"{stem}.")}
+    device_map |= {f"{stem}.0": "cpu", f"{stem}.1": "disk"}
+    options = {"device_map": device_map, "offload_folder": tmp_path}
+    with loading():
+        if loading is by_hand:
+            with pytest.raises(ValueError, match=r"offloaded to disk.*kernel_loading\(\)"):
+                load(family, checkpoint, mapping_of(kind, family), **options)
+            return
+        model = load(family, checkpoint, mapping_of(kind, family), **options)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert (logits(model, family) - expected).abs().max() <= 1e-5  # float32 rounding, as above
+    assert any(parameter.is_meta for parameter in model.parameters()), "nothing was offloaded"
 
 
 def test_families_are_the_ones_that_the_readme_names() -> None:

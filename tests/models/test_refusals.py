@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 from torchao.quantization import Int8WeightOnlyConfig
 
-from tests.support.loads import Loading, load, process_state, ref
+from tests.support.loads import Loading, by_hand, load, process_state, ref
 from tests.support.tiny import FAMILIES, LAYERS, Family, _causal, save_family, tokens
 
 FUSION = FAMILIES["llama"].fusion_key()
@@ -18,6 +18,7 @@ GEMMA = Family(_causal("Gemma"), "GemmaRMSNorm", "GemmaMLP")
 OLMO2 = Family(_causal("Olmo2"), "Olmo2RMSNorm", "Olmo2MLP")
 MIXTRAL = Family(_causal("Mixtral", num_local_experts=2), "MixtralRMSNorm", "MixtralMLP")
 LLAMA = FAMILIES["llama"]
+MLP_CLASS = {"LlamaMLP": ref("GatedMLP")}
 
 
 @pytest.fixture
@@ -145,10 +146,20 @@ def test_a_load_that_succeeds_leaves_the_process_as_it_was(mapping: dict[Any, An
     assert process_state() == before
 
 
-def test_a_fused_layer_is_never_split_over_devices(loading: Loading, llama: Path) -> None:
+def test_a_fused_parent_is_never_split_over_devices_and_its_name_is_gone_afterwards(
+    loading: Loading, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[set[str]] = []
+    original = tf.modeling_utils._get_device_map
+    monkeypatch.setattr(
+        tf.modeling_utils,
+        "_get_device_map",
+        lambda model, *rest: seen.append(set(model._no_split_modules)) or original(model, *rest),
+    )
     with loading():
-        model = load(LLAMA, llama, {FUSION: ref("RMSNormMLP")})
-    assert "FusedLlamaDecoderLayer" in model._no_split_modules
+        model = load(LLAMA, llama, {FUSION: ref("RMSNormMLP")}, device_map="auto")
+        assert seen == [{"LlamaDecoderLayer", "FusedLlamaDecoderLayer"}]
+        assert model._no_split_modules == {"LlamaDecoderLayer"} == set(type(model)._no_split_modules)
 
 
 @pytest.mark.parametrize(
@@ -170,15 +181,21 @@ def test_versions_that_do_not_go_together_name_the_pair_to_install(
     assert kernels in str(caught.value)
 
 
-def test_a_quantised_load_is_right_for_norms_and_refused_for_merged_products(loading: Loading, llama: Path) -> None:
+@pytest.mark.parametrize("mapping", [{"RMSNorm": ref("CustomRMSNorm")}, {FUSION: ref("RMSNormMLP")}, MLP_CLASS])
+def test_a_quantised_load_is_right_or_says_how_it_would_be(
+    mapping: dict[Any, Any], loading: Loading, llama: Path
+) -> None:
     quantised = {"quantization_config": tf.TorchAoConfig(Int8WeightOnlyConfig()), "dtype": torch.bfloat16}
-    expected = load(LLAMA, llama, None, **quantised)(tokens()).logits
+    stock = load(LLAMA, llama, None, **quantised)
     with loading():
-        model = load(LLAMA, llama, {"RMSNorm": ref("CustomRMSNorm")}, **quantised)
-    assert torch.equal(model(tokens()).logits, expected)
-    for mapping in ({FUSION: ref("RMSNormMLP")}, {"LlamaMLP": ref("GatedMLP")}):
-        with loading(), pytest.raises((ValueError, RuntimeError), match=r"quantised|conversion of the weights"):
-            load(LLAMA, llama, mapping, **quantised)
+        if loading is by_hand and "RMSNorm" not in mapping:
+            with pytest.raises((ValueError, RuntimeError), match=r"quantised|conversion of the weights"):
+                load(LLAMA, llama, mapping, **quantised)
+            return
+        model = load(LLAMA, llama, mapping, **quantised)
+    assert [(n, type(p)) for n, p in model.named_parameters()] == [(n, type(p)) for n, p in stock.named_parameters()]
+    assert type(model.model.layers[0].mlp.up_proj.weight).__name__ != "Parameter"
+    assert torch.equal(model(tokens()).logits, stock(tokens()).logits)
 
 
 def test_a_load_under_zero3_is_refused(loading: Loading, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

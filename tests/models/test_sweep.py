@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from layout_kernels.models.plan import Entry, Plan
+from tools.sweep import compare
 from tools.sweep.__main__ import summary
 from tools.sweep.compare import Result, default_plan, sweep_family
 from tools.sweep.families import families
@@ -47,33 +49,41 @@ def test_a_wrong_layer_is_no_equal(kernel: Any) -> None:
     assert "ZeroCenteredRMSNorm" in result.reason
 
 
+def _with_change_at_the_end(kernel: Any, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    layout = kernel.layers.CustomRMSNormLayout
+    original = layout.settle
+
+    def changed(self: Any) -> None:
+        original(self)
+        change(self)
+
+    monkeypatch.setattr(layout, "settle", changed)
+
+
 def test_a_layer_that_computes_something_else_is_wrong(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = kernel.layers
-    original = layers.CustomRMSNormLayout.inspect
-
-    def with_other_eps(self: Any, parent: Any) -> None:
-        original(self, parent)
-        self.variance_epsilon = 1e-3
-
-    monkeypatch.setattr(layers.CustomRMSNormLayout, "inspect", with_other_eps)
+    _with_change_at_the_end(kernel, monkeypatch, lambda norm: setattr(norm, "variance_epsilon", 1e-3))
     result = sweep_family(FAMILIES["llama"], kernel)
     assert result.verdict == "wrong"
     assert "result" in result.reason
 
 
+def test_another_tree_than_stock_s_is_wrong(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_change_at_the_end(kernel, monkeypatch, lambda norm: norm.register_parameter("scale_2", norm.weight))
+    result = sweep_family(FAMILIES["llama"], kernel)
+    assert (result.verdict, result.reason.partition(" ")[0]) == ("wrong", "tensor")
+
+
 def test_a_file_with_other_values_is_wrong(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    operation = type(kernel.layers.CustomRMSNormLayout.conversion_mapping[0].operations[0].reverse_op)
-    original = operation.convert
+    original = compare.saved_tensors
 
-    def exchanged(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, *args, **kwargs)
-        names, values = list(found), list(found.values())
-        return dict(zip(names, values[::-1], strict=True))
+    def exchanged(model: Any, folder: Any) -> dict[str, torch.Tensor]:
+        found = original(model, folder)
+        return {n: v + 1 for n, v in found.items()} if folder.name == "fast" else found
 
-    monkeypatch.setattr(operation, "convert", exchanged)
+    monkeypatch.setattr(compare, "saved_tensors", exchanged)
     result = sweep_family(FAMILIES["llama"], kernel)
     assert result.verdict == "wrong"
-    assert result.reason.startswith(("gradient", "file"))
+    assert result.reason.startswith("file")
 
 
 def test_a_plan_without_layers_is_refused_with_its_reasons(kernel: Any) -> None:

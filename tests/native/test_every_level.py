@@ -133,6 +133,30 @@ def test_the_fused_mlp_around_a_tile(package: Any, level: str, dtype: str, rows:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size", "out"), [(1, 15, 33), (3, 16, 8), (5, 37, 41), (16, 160, 129), (70, 47, 8)])
+def test_an_mlp_without_a_norm_is_a_plain_mlp(
+    package: Any, level: str, dtype: str, rows: int, size: int, out: int
+) -> None:
+    """The parts of it, one operator after the other; and x is read wherever it lies."""
+    module, operators = suite(package, "rms_norm_mlp"), import_module(f"{package.__name__}.ops.native").operators
+    settings = {"size": size, "out": out, "bias": bool(rows % 2), "flavour": "none"}
+    arguments = module.arguments(Case((rows, 132), dtype, settings=settings, seed=size))
+    x, _, gate_up, down, _, _, _, gate_up_bias, down_bias = arguments
+    result = operators.cpu_rms_norm_mlp(x, None, gate_up, down, 0.0, 3, 0, gate_up_bias, down_bias)
+    assert module.compare(result, arguments) is None
+    wide = torch.randn(rows, 2 * x.shape[1]).to(x.dtype)
+    wide[:, ::2] = x
+    for same in (wide[:, ::2], wide.new_zeros(rows, 200)[:, 7:139].copy_(x)):
+        again = operators.cpu_rms_norm_mlp(same, None, gate_up, down, 1e-6, 3, 0, gate_up_bias, down_bias)
+        assert torch.equal(again, result)
+    product = operators.cpu_gated_activation(operators.cpu_linear(x, gate_up, gate_up_bias), 0)
+    plain = operators.cpu_linear(product, down, down_bias)
+    # A tile of pairs may cut the sums of a single row elsewhere than a tile of one matrix: a few roundings.
+    bound = 8 * torch.finfo(x.dtype).eps * plain.abs().max().item()
+    torch.testing.assert_close(result, plain, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "hidden", "size", "out"),
     [

@@ -67,10 +67,10 @@ def test_an_extension_that_does_not_load_is_an_error(tree: Path, tmp_path: Path)
 def test_an_extension_of_another_interface_is_refused_with_the_way_out(tree: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(tree, tmp_path / "tree"))
     file = other / "layout_kernels" / "ops" / "native.py"
-    file.write_text(file.read_text().replace("INTERFACE = 2", "INTERFACE = 999"))
+    file.write_text(file.read_text().replace("INTERFACE = 3", "INTERFACE = 999"))
     result = run(INITIALISE, other)
     assert result.returncode != 0
-    assert "interface 2, this package needs 999" in result.stderr
+    assert "interface 3, this package needs 999" in result.stderr
     assert "make native" in result.stderr
 
 
@@ -135,6 +135,10 @@ REFUSED = {
     "mlp without a result": "mlp(x, None, ones(6, 8), empty(0, 3), 1e-6, 0, 0, None, None)",
     "mlp whose down is no matrix": "mlp(x, None, ones(6, 8), empty(()), 1e-6, 0, 0, None, None)",
     "mlp with half a pair of rows": "mlp(x, None, ones(7, 8), ones(5, 3), 1e-6, 0, 0, None, None)",
+    "mlp of an unknown flavour": "mlp(x, None, ones(6, 8), ones(5, 3), 1e-6, 4, 0, None, None)",
+    "mlp of a negative flavour": "mlp(x, None, ones(6, 8), ones(5, 3), 1e-6, -1, 0, None, None)",
+    "mlp with the weight of no norm": "mlp(x, ones(8), ones(6, 8), ones(5, 3), 1e-6, 3, 0, None, None)",
+    "mlp alone with an unknown activation": "mlp(x, None, ones(6, 8), ones(5, 3), 1e-6, 3, 3, None, None)",
     "mlp with an unknown activation": "mlp(x, None, ones(6, 8), ones(5, 3), 1e-6, 0, 3, None, None)",
     "linear of no width": "ops.cpu_linear(empty(4, 0), empty(16, 0), ones(16))",
     "linear without a result": "ops.cpu_linear(x, empty(0, 8), None)",

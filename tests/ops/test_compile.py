@@ -12,6 +12,7 @@ CALLS = {
     "unscaled": lambda x, w, up, down: rms_norm(x, None),
     "gated_activation": lambda x, w, up, down: gated_activation(x, "gelu_tanh"),
     "rms_norm_mlp": lambda x, w, up, down: rms_norm_mlp(x, w, up, down),
+    "an MLP without a norm": lambda x, w, up, down: rms_norm_mlp(x, None, up, down, flavour="none"),
     "gated_rms_norm": lambda x, w, up, down: gated_rms_norm(x, x + 1, w, group_size=4, order="norm_then_gate"),
 }
 

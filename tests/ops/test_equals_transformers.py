@@ -135,7 +135,7 @@ class _Config:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("ours", "theirs"), [("silu", "silu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_pytorch_tanh")])
-def test_a_norm_and_its_mlp(dtype, bias, ours, theirs):
+def test_a_norm_and_its_mlp_and_the_mlp_alone(dtype, bias, ours, theirs):
     norm = module(stock("llama", "LlamaRMSNorm"), 48, dtype=dtype)
     mlp = module(stock("llama", "LlamaMLP"), _Config(theirs, bias), dtype=dtype)
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
@@ -145,6 +145,8 @@ def test_a_norm_and_its_mlp(dtype, bias, ours, theirs):
         weights = (x, norm.weight, gate_up, mlp.down_proj.weight)
         found = rms_norm_mlp(*weights, 1e-6, "cast_then_scale", ours, gate_up_bias, mlp.down_proj.bias)
         assert_equal(found, mlp(norm(x)))
+        weights = (x, None, gate_up, mlp.down_proj.weight)
+        assert_equal(rms_norm_mlp(*weights, 0.0, "none", ours, gate_up_bias, mlp.down_proj.bias), mlp(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

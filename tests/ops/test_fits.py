@@ -23,7 +23,7 @@ def of(*shapes, dtypes=TYPES, devices=("cpu", "meta")):
 INPUTS = of((2, 8), (8,), (2, 0), (), (2, 1))
 VECTORS = [None, *of((8,), (7,), (1,), (), (1, 8)), torch.ones(16)[::2]]
 NUMBERS = (1e-6, 0.0, -1.0, math.nan, math.inf)
-FLAVOURS = ("cast_then_scale", "scale_then_cast", "one_plus_scale", "other")
+FLAVOURS = ("cast_then_scale", "scale_then_cast", "one_plus_scale", "none", "other")
 FEW = (torch.bfloat16, torch.float32, torch.int32)
 
 
@@ -67,11 +67,14 @@ def test_an_mlp_is_taken_where_its_check_passes():
         ([x, torch.ones(2, 0), x.double()], [norm, None], up, down, *settings, [None], [None]),
         ([x, x.bfloat16()], [norm, norm[:5]], [good_up], [good_down], *settings, bias, bias),
         ([x], [None], [good_up], [good_down], NUMBERS, FLAVOURS, ("silu", "gelu", "relu"), [None], [None]),
+        ([*INPUTS, x.to("meta")], [norm, None], [good_up], [good_down], (1e-6,), FLAVOURS, ("silu",), [None], [None]),
+        ([x, x.bfloat16()], [None], up, down, (0.0,), ("none",), ("silu",), [None], [None]),
     ]
     cases = [case for part in choices for case in itertools.product(*part)]
     found = [rms_norm_mlp._fits(*case) for case in cases]
     assert found == [passes(rms_norm_mlp.check_arguments, case) for case in cases]
     assert {True, False} == set(found)
-    doubles = (x.double(), norm.double(), good_up.double(), good_down.double(), 1e-6, FLAVOURS[0], "silu", None, None)
-    assert passes(rms_norm_mlp.check_arguments, doubles)
-    assert not rms_norm_mlp._fits(*doubles)
+    for flavour, scale in ((FLAVOURS[0], norm.double()), ("none", None)):
+        doubles = (x.double(), scale, good_up.double(), good_down.double(), 1e-6, flavour, "silu", None, None)
+        assert passes(rms_norm_mlp.check_arguments, doubles)
+        assert not rms_norm_mlp._fits(*doubles)

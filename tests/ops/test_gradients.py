@@ -13,6 +13,7 @@ from layout_kernels.ops.gated_rms_norm import FLAVOURS as GATED_FLAVOURS
 from layout_kernels.ops.gated_rms_norm import ORDERS
 from layout_kernels.ops.rms_norm import FLAVOURS
 from layout_kernels.ops.rms_norm import operator as rms_norm_operator
+from layout_kernels.ops.rms_norm_mlp import mlp_of_parts
 
 
 def double(*shape, seed=0):
@@ -59,6 +60,22 @@ def test_rms_norm_mlp_first_and_second_derivatives(bias):
     inputs += (double(6, seed=4), double(4, seed=5)) if bias else ()
     assert gradcheck(mlp, inputs, check_forward_ad=True)
     assert gradgradcheck(mlp, inputs)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_mlp_without_a_norm_first_and_second_derivatives(bias):
+    def mlp(x, gate_up, down, *biases):
+        return rms_norm_mlp(x, None, gate_up, down, 1e-5, "none", "gelu", *biases)
+
+    def mlp_in_parts(x, gate_up, down, *biases):
+        gate_bias, up_bias = biases[0].chunk(2) if biases else (None, None)
+        return mlp_of_parts(x, *gate_up.chunk(2), down, "gelu", gate_bias, up_bias, *biases[1:])
+
+    inputs = double(2, 4), double(6, 4, seed=2), double(4, 3, seed=3)
+    inputs += (double(6, seed=4), double(4, seed=5)) if bias else ()
+    for call in (mlp, mlp_in_parts):
+        assert gradcheck(call, inputs, check_forward_ad=True)
+        assert gradgradcheck(call, inputs)
 
 
 @pytest.mark.parametrize("needed", [(True, False), (False, True), (True, True)])
@@ -212,12 +229,14 @@ def test_autocast_gives_what_it_gives_the_stock_modules(cached, dtype, grad):
         found_norm = rms_norm(x, norm.weight)
         named = {"gate_up_bias": bias, "down_bias": mlp.down_proj.bias}
         found = rms_norm_mlp(x, norm.weight, gate_up, mlp.down_proj.weight, **named)
+        in_two = rms_norm_mlp(norm(x), None, gate_up, mlp.down_proj.weight, flavour="none", **named)
     assert (found_norm.dtype, found.dtype) == (normed.dtype, expected.dtype) == (dtype, cached)
     # Both round at the same places; sums of the products may be ordered otherwise.
-    for ours, theirs in ((found_norm, normed), (found, expected)):
+    for ours, theirs in ((found_norm, normed), (found, expected), (in_two, expected)):
         bound = 4 * torch.finfo(cached).eps * theirs.abs().max().item()
         torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
     if grad:
         leaves = (x, norm.weight, mlp.down_proj.weight, mlp.gate_proj.weight, mlp.up_proj.bias)
         wanted = torch.autograd.grad(expected, leaves, torch.ones_like(expected))
-        assert_gradients_close(torch.autograd.grad(found, leaves, torch.ones_like(found)), wanted, cached, rows=10)
+        for ours in (found, in_two):
+            assert_gradients_close(torch.autograd.grad(ours, leaves, torch.ones_like(ours)), wanted, cached, rows=10)

@@ -12,6 +12,7 @@ from layout_kernels.ops.gated_rms_norm import ACTIVATIONS as GATE_ACTIVATIONS
 from layout_kernels.ops.gated_rms_norm import FLAVOURS as GATED_FLAVOURS
 from layout_kernels.ops.gated_rms_norm import ORDERS
 from layout_kernels.ops.rms_norm import FLAVOURS
+from layout_kernels.ops.rms_norm_mlp import FLAVOURS as MLP_FLAVOURS
 
 from .catalog import BACKWARD_OF, OPERATIONS, Subject, implementations
 
@@ -50,7 +51,7 @@ def cases(draw, operation):
         "rms_norm": {"flavour": st.sampled_from(FLAVOURS), "weight_dtype": st.just(other)},
         "gated_activation": {"activation": st.sampled_from(ACTIVATIONS)},
         "rms_norm_mlp": {
-            "flavour": st.sampled_from(FLAVOURS),
+            "flavour": st.sampled_from(MLP_FLAVOURS),
             "activation": st.sampled_from(ACTIVATIONS),
             "bias": st.booleans(),
             "size": st.integers(1, 70),

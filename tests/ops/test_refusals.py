@@ -10,9 +10,12 @@ from layout_kernels import gated_activation, gated_rms_norm, rms_norm, rms_norm_
 from layout_kernels.ops.gated_activation.operator import FORWARD as GATED_ACTIVATION
 from layout_kernels.ops.rms_norm.operator import BACKWARD as RMS_NORM_BACKWARD
 from layout_kernels.ops.rms_norm.operator import FORWARD as RMS_NORM
+from layout_kernels.ops.rms_norm_mlp import mlp_of_parts
 
 X, W = torch.randn(3, 8), torch.randn(8)
 UP, DOWN = torch.randn(6, 8), torch.randn(8, 3)
+GATE = UP[:3]
+NO_NORM = {"flavour": "none"}
 
 WRONG = [
     (rms_norm, ([1.0], W), {}, TypeError, r"x must be a torch\.Tensor, not list"),
@@ -41,6 +44,46 @@ WRONG = [
     (rms_norm_mlp, (X, W, UP, DOWN), {"gate_up_bias": W}, ValueError, r"gate_up_bias has shape \(8,\)"),
     (rms_norm_mlp, ("x", W, UP, DOWN), {}, TypeError, r"x must be a torch\.Tensor, not str"),
     (rms_norm_mlp, (X, W, "up", DOWN), {}, TypeError, r"gate_up must be a torch\.Tensor, not str"),
+    (rms_norm_mlp, (X, W, UP, DOWN), {"flavour": "no"}, ValueError, "one of 'cast_then_scale'.*'none'; given 'no'"),
+    (rms_norm_mlp, (X, W, UP, DOWN), NO_NORM, ValueError, "norm_weight must be None with the flavour 'none'.*Tensor"),
+    (rms_norm_mlp, (X, None, UP, DOWN, -1.0), NO_NORM, ValueError, r"eps must be finite and at least 0; given -1\.0"),
+    (rms_norm_mlp, (X[:, :0], None, UP, DOWN), NO_NORM, ValueError, r"x has shape \(3, 0\); its last dimension must"),
+    (rms_norm_mlp, (X.long(), None, UP, DOWN), NO_NORM, TypeError, r"x must be float16.*not torch\.int64"),
+    (rms_norm_mlp, (X, None, UP[:, :7], DOWN), NO_NORM, ValueError, r"gate_up has shape \(6, 7\)"),
+    (rms_norm, (X, None, 1e-6, "none"), {}, ValueError, "flavour must be one of 'cast_then_scale'.*given 'none'"),
+    (mlp_of_parts, ("x", GATE, GATE, DOWN), {}, TypeError, r"x must be a torch\.Tensor, not str"),
+    (mlp_of_parts, (X, "gate", GATE, DOWN), {}, TypeError, r"gate must be a torch\.Tensor, not str"),
+    (mlp_of_parts, (X, GATE, None, DOWN), {}, TypeError, r"up must be a torch\.Tensor, not NoneType"),
+    (mlp_of_parts, (X, GATE[:, :7], GATE, DOWN), {}, ValueError, r"gate has shape \(3, 7\); it must be \[size, 8\]"),
+    (mlp_of_parts, (X, GATE[:0], GATE[:0], DOWN), {}, ValueError, r"gate has shape \(0, 8\).*size at least 1"),
+    (
+        mlp_of_parts,
+        (X, GATE, GATE[:2], DOWN),
+        {},
+        ValueError,
+        r"up has shape \(2, 8\); it must be \(3, 8\), the shape",
+    ),
+    (mlp_of_parts, (X, GATE, GATE, DOWN[:, :2]), {}, ValueError, r"down has shape \(8, 2\); it must be \[out, 3\]"),
+    (mlp_of_parts, (X, GATE, GATE.half(), DOWN), {}, TypeError, r"up is torch\.float16 and gate torch\.float32"),
+    (mlp_of_parts, (X, GATE, GATE, DOWN.half()), {}, TypeError, r"down is torch\.float16 and gate torch\.float32"),
+    (mlp_of_parts, (X, GATE, GATE.to("meta"), DOWN), {}, ValueError, "up is on meta, the input on cpu"),
+    (mlp_of_parts, (X, GATE, GATE, DOWN, "relu"), {}, ValueError, "activation must be one of 'silu', 'gelu'"),
+    (mlp_of_parts, (X, GATE, GATE, DOWN), {"gate_bias": W[:3]}, ValueError, "up_bias is None and gate_bias is not"),
+    (
+        mlp_of_parts,
+        (X, GATE, GATE, DOWN),
+        {"up_bias": W[:3]},
+        ValueError,
+        "gate_bias is None and up_bias is not; give",
+    ),
+    (
+        mlp_of_parts,
+        (X, GATE, GATE, DOWN, "silu", W[:3], W),
+        {},
+        ValueError,
+        r"up_bias has shape \(8,\); it must be \[3",
+    ),
+    (mlp_of_parts, (X, GATE, GATE, DOWN), {"down_bias": W[:3]}, ValueError, r"down_bias has shape \(3,\)"),
     (gated_rms_norm, (X, X[:2], W), {}, ValueError, r"gate has shape \(2, 8\); it must be \(3, 8\)"),
     (gated_rms_norm, (X, X, W), {"order": "both"}, ValueError, "order must be one of 'gate_then_norm', 'norm_then"),
     (gated_rms_norm, (X, X, W), {"group_size": 3}, ValueError, "group_size must divide the width 8; given 3"),
@@ -78,6 +121,8 @@ def test_operators_and_their_fakes_check_as_well():
         lambda x: rms_norm(x, W),
         lambda x: gated_activation(x),
         lambda x: rms_norm_mlp(x, W, UP, DOWN),
+        lambda x: rms_norm_mlp(x, None, UP, DOWN, flavour="none"),
+        lambda x: mlp_of_parts(x, GATE, UP[3:], DOWN),
         lambda x: gated_rms_norm(x, x, W),
     ],
 )

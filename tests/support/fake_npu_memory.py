@@ -21,20 +21,27 @@ class Memory:
     def __init__(self) -> None:
         self.allocated = 0
         self.peak = 0
+        self.live: dict[int, int] = {}
 
     def track(self, storage: torch.UntypedStorage) -> None:
         # An attribute of the storage's Python object, which torch keeps exactly as long as the C++ storage.
-        storage.owner = _Allocation(self, storage.nbytes())  # type: ignore[attr-defined]
+        storage.owner = _Allocation(self, storage.data_ptr(), storage.nbytes())  # type: ignore[attr-defined]
+
+    def holds(self, address: int, size: int) -> bool:
+        """Whether a range of addresses lies in one allocation, as that of a tensor that came through DLPack does."""
+        return any(start <= address and address + size <= start + length for start, length in self.live.items())
 
 
 class _Allocation:
-    def __init__(self, memory: Memory, size: int) -> None:
-        self.memory, self.size = memory, size
+    def __init__(self, memory: Memory, address: int, size: int) -> None:
+        self.memory, self.address, self.size = memory, address, size
+        memory.live[address] = size
         memory.allocated += size
         memory.peak = max(memory.peak, memory.allocated)
 
     def __del__(self) -> None:
         self.memory.allocated -= self.size
+        self.memory.live.pop(self.address, None)
 
 
 MEMORY = Memory()
@@ -47,6 +54,9 @@ def is_device(value: Any) -> bool:
 def host(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the same bytes, of the same sizes and strides."""
     storage: Any = tensor.untyped_storage()
+    if not hasattr(storage, "host") and MEMORY.holds(storage.data_ptr(), storage.nbytes()):
+        cpu = torch.device("cpu")
+        storage.host = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), cpu, storage.nbytes())
     if not hasattr(storage, "host"):
         raise RuntimeError("a simulated npu tensor has no bytes: an operator made it outside the simulation")
     empty = torch.empty(0, dtype=tensor.dtype)

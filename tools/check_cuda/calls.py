@@ -53,7 +53,8 @@ def calls() -> Iterator[Call]:
     yield from _norms("fp16", 4096, "cast_then_scale")
     for width, size in MLPS:
         for dtype in ("bf16", "fp16"):
-            yield from _mlp(dtype, width, size)
+            yield from _mlp(dtype, width, size, "cast_then_scale")
+            yield from _mlp(dtype, width, size, "none")
 
 
 def _norms(dtype: str, width: int, flavour: str) -> Iterator[Call]:
@@ -116,13 +117,14 @@ def _activations(dtype: str, size: int, activation: str) -> Iterator[Call]:
     yield Call(f"gated_activation_backward {activation}", dtype, size, backward)
 
 
-def _mlp(dtype: str, width: int, size: int) -> Iterator[Call]:
+def _mlp(dtype: str, width: int, size: int, flavour: str) -> Iterator[Call]:
     from layout_kernels.ops.rms_norm_mlp import triton as kernels
 
     def forward(make: Make, rows: int) -> tuple[dict[str, torch.Tensor], Callable[[], Any]]:
-        x, weight = make(min(rows, kernels.FEW_ROWS), width), make(width)
+        x, weight = make(min(rows, kernels.FEW_ROWS), width), None if flavour == "none" else make(width)
         gate_up, down = make(2 * size, width), make(1, size)
-        settings = 1e-6, "cast_then_scale", "silu", None, None
+        settings = 1e-6, flavour, "silu", None, None
         return {"gate_up": gate_up}, lambda: kernels.rms_norm_mlp(x, weight, gate_up, down, *settings)
 
-    yield Call(f"rms_norm_mlp, few rows, size {size}", dtype, width, forward)
+    alone = " alone" if flavour == "none" else ""
+    yield Call(f"rms_norm_mlp{alone}, few rows, size {size}", dtype, width, forward)

@@ -77,14 +77,14 @@ class LayerCount:
 
 def count_layers(model: nn.Module) -> list[LayerCount]:
     """Our layers in `model` by class, with what is bound to their operation on the device of the model."""
-    counts = Counter(type(module) for module in model.modules() if getattr(module, "is_layout", False))
+    counts = Counter(type(module) for module in model.modules() if getattr(module, "is_adopted", False))
     device = next(model.parameters()).device
     rows = []
-    for layout, count in counts.items():
-        name = layout.__name__.removesuffix("Layout")
+    for cls, count in counts.items():
+        made: Any = cls
         # The copy of the package that owns the layer answers: several may live in this process.
-        owner = sys.modules[layout.__module__.removesuffix(".layers")]
-        operation = OPERATIONS[name]
+        owner = sys.modules[made.layer.__module__.removesuffix(".layers")]
+        operation = OPERATIONS[made.kernel_layer_name]
         prepared = getattr(owner, f"prepare_{operation}")(device)
-        rows.append(LayerCount(count, name, operation, prepared.spec.name))
+        rows.append(LayerCount(count, made.kernel_layer_name, operation, prepared.spec.name))
     return sorted(rows, key=lambda row: row.name)

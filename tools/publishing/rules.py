@@ -243,6 +243,10 @@ def public_names(variant: Path) -> dict[str, list[str]]:
     package = _literal_all(ast.parse((variant / "__init__.py").read_bytes())) or []
     layers = ast.parse((variant / "layers.py").read_bytes())
     classes = [node.name for node in layers.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    imported = [
+        name.name for node in layers.body if isinstance(node, ast.ImportFrom) and node.level for name in node.names
+    ]
+    classes += [name for name in imported if name.endswith("Layout")]
     return {"package": sorted(package), "layers": sorted(classes)}
 
 

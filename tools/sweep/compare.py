@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import tempfile
@@ -135,10 +136,10 @@ def _half_precision_norms(stock: Any, fast: Any) -> str:
     import copy
 
     for path, module in fast.named_modules():
-        scale = getattr(module, "scale", None)
-        if not getattr(module, "is_layout", False) or scale is None or hasattr(module, "down_proj"):
+        weight = getattr(module, "weight", None)
+        if not getattr(module, "is_adopted", False) or weight is None:
             continue
-        x = torch.randn(3, scale.shape[-1], generator=torch.Generator().manual_seed(4)).bfloat16()
+        x = torch.randn(3, weight.shape[-1], generator=torch.Generator().manual_seed(4)).bfloat16()
         for dtype in (torch.float32, torch.bfloat16):
             ours, theirs = (copy.deepcopy(m).to(dtype) for m in (module, stock.get_submodule(path)))
             with torch.no_grad():
@@ -149,11 +150,29 @@ def _half_precision_norms(stock: Any, fast: Any) -> str:
     return ""
 
 
+def _tree_difference(stock: Any, fast: Any) -> str:
+    """Paths, classes, parameters, shapes and order, as whoever goes by names sees them; empty when equal."""
+
+    def trees(look: Callable[[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        return look(stock), look(fast)
+
+    for kind, (wanted, found) in (
+        ("module", trees(lambda model: [(path, type(m).__name__) for path, m in model.named_modules()])),
+        ("parameter", trees(lambda model: [(n, tuple(p.shape), p.dtype) for n, p in model.named_parameters()])),
+        ("tensor", trees(lambda model: list(model.state_dict()))),
+    ):
+        for one, other in itertools.zip_longest(wanted, found):
+            if one != other:
+                return f"{kind} {other}, stock has {one}"
+    return ""
+
+
 def _compare(stock: Any, fast: Any, inputs: Inputs, folder: Path) -> str:
     with torch.no_grad():
         first, second = run(stock, inputs), run(fast, inputs)
     return (
-        _difference("result", second, first, exact=False)
+        _tree_difference(stock, fast)
+        or _difference("result", second, first, exact=False)
         or _half_precision_norms(stock, fast)
         or _difference("gradient", gradients(fast, inputs), gradients(stock, inputs), exact=False)
         or _difference(

@@ -7,8 +7,8 @@ is made, which serves every layout, on the way in and on the way out.
 Names are never guessed from patterns: each layout knows where it stands (``locations.py``), and the converter looks
 keys up in a table; a key that belongs to no layout is left alone, whatever it looks like. A fused layout takes
 tensors from its former siblings (``mlp.gate_proj.weight`` goes into ``post_attention_layernorm``); their names come
-from the class that transformers' fusion made. What was converted is remembered by the model's own converter, so
-that saving is the exact inverse for exactly those tensors.
+from the class that transformers' fusion made. When the load ends the layouts settle and nothing is left to convert;
+the inverse serves layouts that have not settled.
 
 Sources: ``transformers/core_model_loading.py`` (``WeightTransform``, ``convert_and_load_state_dict_in_model``,
 ``revert_weight_conversion``) of transformers 5.22.2.
@@ -16,37 +16,21 @@ Sources: ``transformers/core_model_loading.py`` (``WeightTransform``, ``convert_
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from .locations import Rule, join, locations, parent_path, source_names
+from . import callers
+from .locations import Rule, join, layouts_of, locations, parent_path, source_names
 from .pages import pages
-from .state import accept_original_state_dicts, layouts_of, merge, split
 
 try:
     from transformers.core_model_loading import ConversionOps, WeightConverter
 except ImportError:  # transformers is absent, or older than 5.20: the layers still work, loading through it does not
     ConversionOps = WeightConverter = None  # type: ignore[assignment,misc]
 
-if TYPE_CHECKING:
-    from .layout import Layout
 
-
-class Applied:
-    """Full names of the parameters that a model's converter made. Shared by the copies that transformers takes."""
-
-    def __init__(self) -> None:
-        self.targets: set[str] = set()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Applied:
-        # Empty: the registered template is being copied for a new model. Otherwise: one model's converter is copied
-        # once for each of its tensors, and all of these must write into the same record.
-        return self if self.targets else Applied()
-
-
-def owner_of(model: torch.nn.Module, full_name: str) -> tuple[Layout, str, Rule]:
+def owner_of(model: torch.nn.Module, full_name: str) -> tuple[Any, str, Rule]:
     """The layout that owns parameter ``full_name`` of ``model``, its path, and the parameter's rule."""
     path = full_name
     while path:
@@ -72,58 +56,21 @@ def why_not_merge(model: torch.nn.Module) -> str | None:
     return None
 
 
-def remember_conversions(model: torch.nn.Module) -> None:
-    """Let every transformers model in ``model`` that holds layouts save the original names, also when saved alone.
-
-    ``from_pretrained`` gives a list of conversions to the model that it loads, and none to the models inside it.
-    """
-    from transformers import PreTrainedModel
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange
-
+def forget_conversions(model: torch.nn.Module) -> None:
+    """Take our converter out of what ``model`` saves by: its tensors have their stock names again."""
     for module in model.modules():
-        part: Any = module
-        if not isinstance(part, PreTrainedModel) or part.__dict__.get("_weight_conversions") is not None:
-            continue
-        targets = {join(path, rule.target) for path, layout in layouts_of(part) for rule in layout.rules()}
-        if targets:
-            found = get_model_conversion_mapping(part, add_legacy=False)
-            ours = LayoutConverter()
-            ours.applied.targets = targets
-            kept = [rule for rule in found if not isinstance(rule, LayoutConverter | PrefixChange)]
-            vars(part)["_weight_conversions"] = [*kept, ours]
+        conversions = vars(module).get("_weight_conversions")
+        if conversions:
+            vars(module)["_weight_conversions"] = [c for c in conversions if not isinstance(c, LayoutConverter)]
 
 
 def verify_all(model: torch.nn.Module) -> None:
-    """Have every layout of ``model`` checked, also those to which no checkpoint tensor leads.
-
-    The model also learns to load state dicts in the stock model's names, as a Trainer does when it resumes.
-    """
-    accept_original_state_dicts(model)
+    """Have every layout of ``model`` checked, also those to which no checkpoint tensor leads."""
     reason = why_not_merge(model)
-    for path, module in model.named_modules():
-        if getattr(module, "is_layout", False):
-            layout: Any = module
-            if reason is not None and hasattr(layout, "down_proj"):
-                layout.refuse(f"{reason}. Use a norm layer alone for such a load")
-            layout.verify(model, path)
-    remember_conversions(model)
-
-
-def _before_renaming(key: str) -> str:
-    """The key as it stands in the checkpoint, when ``key`` is what transformers' renamings made of it and no tensor of
-    the model is called so; else ``key``.
-
-    transformers then takes the key as it was, if the model has it (a loose rule of DeepSeek V4 turns ``model.norm``
-    into ``model.kv_norm``), but a model with layouts lacks it. Converters are not told, so the caller is asked.
-    """
-    frame = inspect.currentframe()
-    for _ in range(3):
-        frame = frame.f_back if frame is not None else None
-    if frame is None or frame.f_code.co_name != "rename_source_key" or locations.has(key):
-        return key
-    original = frame.f_locals.get("source_key")
-    return original if isinstance(original, str) else key
+    for path, layout in layouts_of(model):
+        if reason is not None and hasattr(layout, "down_proj"):
+            layout.refuse(f"{reason}. Load inside kernel_loading(), which keeps the stock names then")
+        layout.verify(model, path)
 
 
 if WeightConverter is not None:
@@ -158,7 +105,7 @@ if WeightConverter is not None:
             if len(tensors) == len(rule.sources):  # transformers itself reports, or ignores, another shape
                 merged = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
             else:
-                merged = merge(tensors, rule, full_layer_name, parameter.shape)
+                merged = rule.merge(tensors, full_layer_name, parameter.shape)
             if len(tensors) > 1:
                 for tensor in tensors:
                     pages.note(tensor)
@@ -194,7 +141,7 @@ if WeightConverter is not None:
                 )
             ((_, given),) = input_dict.items()
             tensor = given[0] if isinstance(given, list) else given
-            return dict(zip(names, split(tensor, rule), strict=True))
+            return dict(zip(names, rule.split(tensor), strict=True))
 
         @property
         def reverse_op(self) -> ConversionOps:
@@ -206,44 +153,44 @@ if WeightConverter is not None:
 
         def __init__(self) -> None:
             super().__init__(list(_SOURCES), _TARGET, operations=[LayoutOperation()])
-            self.applied = Applied()
 
         def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
             """The key of the parameter that ``source_key`` belongs to and its place in it, or the key and None."""
-            match = locations.find(source_key) or locations.find(_before_renaming(source_key))
+            match = locations.find(source_key) or locations.find(self._before_renaming(source_key))
             if match is None:
                 return source_key, None
             self._was_used = True
-            self.applied.targets.add(match.full_target)
             return match.target, self.source_patterns[match.source_index]
+
+        def _before_renaming(self, key: str) -> str:
+            """``key`` as it stands in the checkpoint, where a loose renaming made a name of it that no tensor has.
+
+            transformers then takes the key as it was, if the model has it (a loose rule of DeepSeek V4 turns
+            ``model.norm`` into ``model.kv_norm``), but a model with layouts lacks it.
+            """
+            return key if locations.has(key) else callers.key_in_the_checkpoint() or key
 
         def reverse_transform(self) -> OriginalConverter:
             """The converter that saves what this one loaded."""
-            return OriginalConverter(self.applied)
+            return OriginalConverter()
 
         def __deepcopy__(self, memo: dict[int, Any]) -> LayoutConverter:
             copied = LayoutConverter()
-            copied.applied = self.applied.__deepcopy__(memo)
             copied._was_used = self._was_used
             return copied
 
     class OriginalConverter(WeightConverter):
-        """Writes layout parameters under their checkpoint names: those that were loaded so, or all when none were."""
+        """Writes the parameters of layouts that have not settled under their checkpoint names."""
 
-        def __init__(self, applied: Applied) -> None:
+        def __init__(self) -> None:
             super().__init__(_TARGET, list(_SOURCES), operations=[OriginalOperation()])
-            self.applied = applied
 
         def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
             """The key itself, claimed when it is a parameter that has checkpoint tensors to be written as."""
-            if source_key not in self._targets():
+            layouts = locations.layouts()
+            if not any(source_key == join(path, rule.target) for path, layout in layouts for rule in layout.rules()):
                 return source_key, None
             return source_key, self.source_patterns[0]
 
-        def _targets(self) -> set[str]:
-            if self.applied.targets:
-                return self.applied.targets
-            return {join(path, rule.target) for path, layout in locations.layouts() for rule in layout.rules()}
-
         def __deepcopy__(self, memo: dict[int, Any]) -> OriginalConverter:
-            return OriginalConverter(self.applied)
+            return OriginalConverter()

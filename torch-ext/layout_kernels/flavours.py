@@ -213,8 +213,9 @@ def _is_gated(probe: Any, packed: bool, activation: str) -> bool:
     return True
 
 
-def activation_of(module: nn.Module) -> Any:
-    """The one child or attribute of ``module`` that is an activation function of :data:`ACTIVATIONS`, else None."""
+def named_activation_of(module: nn.Module) -> tuple[str, Any]:
+    """Name and value of the one child or attribute of ``module`` that is an activation function of
+    :data:`ACTIVATIONS`, else ("", None)."""
     found = []
     for name, value in [*vars(module).items(), *module.named_children()]:
         passive = isinstance(value, type | nn.Linear | nn.Dropout | nn.Identity)
@@ -225,8 +226,8 @@ def activation_of(module: nn.Module) -> Any:
         except Exception:  # noqa: BLE001 not a function of one tensor: not the activation
             continue
         if known:
-            found.append(value)
-    return found[0] if len(found) == 1 else None
+            found.append((name, value))
+    return found[0] if len(found) == 1 else ("", None)
 
 
 def activation_name_of(function: Any) -> str | None:
@@ -249,7 +250,7 @@ def _find_mlp(module: nn.Module) -> MLPFinding:
     if extra:
         return MLPFinding(None, reason=f"{name} has parameters besides {projections}: {extra}")
     try:
-        function = activation_of(module)
+        _, function = named_activation_of(module)
         activation = activation_name_of(function) if function is not None else None
         if activation is None:
             return MLPFinding(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .layout import Layout
+import torch
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,31 @@ class Rule:
     target: str
     sources: tuple[str, ...]
     child: int = 0
+
+    def merge(self, tensors: Sequence[torch.Tensor], name: str, expected: torch.Size) -> torch.Tensor:
+        """The parameter that ``tensors`` make: concatenated along dimension 0 in the order of ``sources``.
+
+        A single tensor that has the parameter's own shape is taken as it is: the checkpoint was saved in this layout.
+
+        Raises:
+            ValueError: tensors are missing, or the result has another shape than the parameter.
+        """
+        if len(tensors) == 1 and len(self.sources) > 1 and tensors[0].shape != expected:
+            raise ValueError(
+                f"{name}: only one of {list(self.sources)} is in the checkpoint (shape {tuple(tensors[0].shape)}), "
+                f"the parameter needs all of them (shape {tuple(expected)})"
+            )
+        merged = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=0)
+        if merged.shape != expected:
+            raise ValueError(
+                f"{name}: the checkpoint's {list(self.sources)} give shape {tuple(merged.shape)}, "
+                f"the layout has {tuple(expected)}; the layout was built with sizes of another module"
+            )
+        return merged
+
+    def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The inverse of :meth:`merge`: equal parts along dimension 0, each contiguous."""
+        return [part.contiguous() for part in torch.chunk(tensor, len(self.sources), dim=0)]
 
 
 @dataclass(frozen=True)
@@ -49,7 +74,7 @@ def parent_path(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def source_names(layout: Layout, path: str, rule: Rule) -> tuple[str, ...] | None:
+def source_names(layout: Any, path: str, rule: Rule) -> tuple[str, ...] | None:
     """Full checkpoint names of ``rule``'s sources for ``layout`` at ``path``; None: a sibling's name is unknown."""
     if rule.child == 0:
         return tuple(join(path, source) for source in rule.sources)
@@ -59,16 +84,26 @@ def source_names(layout: Layout, path: str, rule: Rule) -> tuple[str, ...] | Non
     return tuple(join(parent_path(path), children[rule.child], source) for source in rule.sources)
 
 
+def layouts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Path and layout of every layout of ``model``, whichever copy of this package it belongs to.
+
+    One that stands at two places comes twice: a state dict names its parameters at both.
+    """
+    for path, module in model.named_modules(remove_duplicate=False):
+        if getattr(module, "is_layout", False):
+            yield path, module
+
+
 class Locations(threading.local):
     """Where the layouts of the model stand whose ``state_dict()`` was called last in this thread."""
 
     def __init__(self) -> None:
         self._destination: weakref.ref[Any] | None = None
-        self._layouts: list[tuple[str, weakref.ref[Layout]]] = []
+        self._layouts: list[tuple[str, weakref.ref[Any]]] = []
         self._index: dict[str, Match] | None = None
         self._siblings: dict[str, list[tuple[str, Rule]]] = {}
 
-    def note(self, layout: Layout, path: str, destination: Any) -> None:
+    def note(self, layout: Any, path: str, destination: Any) -> None:
         """Record that ``layout`` wrote its parameters below ``path`` into ``destination``."""
         if self._destination is None or self._destination() is not destination:
             self._destination = weakref.ref(destination)
@@ -76,11 +111,15 @@ class Locations(threading.local):
         self._layouts.append((path, weakref.ref(layout)))
         self._index = None
 
-    def layouts(self) -> Iterator[tuple[str, Layout]]:
-        """Path and layout of those that still exist."""
+    def forget(self) -> None:
+        """Answer for no model: its layouts have settled."""
+        self._destination, self._layouts, self._index, self._siblings = None, [], None, {}
+
+    def layouts(self) -> Iterator[tuple[str, Any]]:
+        """Path and layout of those that still exist and have not settled."""
         for path, reference in self._layouts:
             layout = reference()
-            if layout is not None:
+            if getattr(layout, "is_layout", False):
                 yield path, layout
 
     def _build(self) -> dict[str, Match]:
@@ -125,6 +164,8 @@ class Locations(threading.local):
         A checkpoint of a base model lacks the head model's leading component ("model."), and the reverse;
         transformers adds or removes it after the renames, so the answer keeps the key's own form.
         """
+        if self._destination is None or self._destination() is None:
+            return None  # what was noted is of an earlier load
         index = self._index if self._index is not None else self._build()
         match = index.get(key) or self._find_sibling(key)
         if match is not None or self.has(key):

@@ -13,7 +13,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,17 +54,26 @@ def _namespaces(parent: nn.Module) -> list[Any]:
     return [sys.modules[name] for name in names if name.startswith("transformers.models.") and name in sys.modules]
 
 
+# Module and name of classes that patches stand in for now, and the classes; kernel_loading() keeps it.
+replaced_now: dict[tuple[str, str], type] = {}
+
+
 def original_classes(layout_class: type, parent: nn.Module) -> list[type[nn.Module]]:
-    """Classes that ``layout_class`` stood in for where ``parent`` was built; several when a pattern covers several."""
+    """Classes that ``layout_class`` stood in for where ``parent`` was built; several when a pattern covers several.
+
+    Those that the parent's constructor names come first.
+    """
     mapping = patch_mapping()
     found: dict[type[nn.Module], None] = {}
     for namespace in _namespaces(parent):
         for name, value in list(vars(namespace).items()):
-            if not isinstance(value, type) or not issubclass(value, nn.Module) or hasattr(value, "is_layout"):
+            known = replaced_now.get((namespace.__name__, name), value)
+            if not isinstance(known, type) or not issubclass(known, nn.Module) or hasattr(known, "is_layout"):
                 continue
             if replacement(name, mapping) is layout_class:
-                found[value] = None
-    return list(found)
+                found[known] = None
+    code = getattr(type(parent).__init__, "__code__", None)
+    return sorted(found, key=lambda cls: cls.__name__ not in getattr(code, "co_names", ()))
 
 
 def build_original(cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
@@ -116,38 +124,6 @@ def unfused_class(cls: type) -> type:
     return cls.__bases__[0] if is_fused else cls
 
 
-@dataclass(frozen=True)
-class Request:
-    """A ``KernelConfig`` that transformers is registering: its mapping, and for which model.
-
-    ``model`` is the model on the meta device that transformers looks tuple keys up in; None before the first of them.
-    """
-
-    mapping: dict[Any, Any]
-    model: nn.Module | None
-    model_type: str | None
-
-
-def requested_kernels() -> Request | None:
-    """What transformers is registering now, further up the call stack, or None.
-
-    transformers shows it to nobody, and patches by class name, so that of two keys that exclude each other one is
-    dropped without a word. A version that names its variables otherwise only loses the early and clear message.
-    """
-    frame = inspect.currentframe()
-    for _ in range(6):
-        frame = frame.f_back if frame is not None else None
-        if frame is not None and frame.f_code.co_name == "register_kernel_replacements_and_fusions":
-            mapping = getattr(frame.f_locals.get("kernel_config"), "kernel_mapping", {})
-            model = frame.f_locals.get("meta_model")
-            return Request(
-                mapping if isinstance(mapping, dict) else {},
-                model if isinstance(model, nn.Module) else None,
-                getattr(frame.f_locals.get("config"), "model_type", None),
-            )
-    return None
-
-
 def register_under(model_type: str, rules: list[Any]) -> None:
     """Add ``rules`` to the conversion entry of ``model_type``, the config's own.
 
@@ -195,6 +171,41 @@ def keep_fused_parents_whole() -> None:
             names = getattr(value, "_no_split_modules", None) if isinstance(value, type) else None
             if names and parent.__name__ in names and fused.__name__ not in names:
                 value._no_split_modules = [*names, fused.__name__]
+
+
+def forget_our_classes(model: nn.Module) -> None:
+    """Let what goes by classes find the stock ones, which ``model`` consists of again.
+
+    transformers wrote the classes that it had put in place into the recorders of outputs, which are attributes of
+    model classes, and the names of fused parents stand in ``_no_split_modules``. Later stock models need it too.
+    """
+    stock = {fused: fused.__bases__[0] for fused, _, _ in _fusions()}
+    for module in model.modules():
+        cls: Any = type(module)
+        if getattr(cls, "is_adopted", False):
+            stock |= {
+                c: cls.original for c in patch_mapping().values() if c.__name__ == f"{cls.kernel_layer_name}Layout"
+            }
+    names = {cls.__name__ for cls in stock}
+    for module in model.modules():
+        for place in (vars(module), *(vars(cls) for cls in type(module).__mro__)):
+            listed = place.get("_no_split_modules")
+            if isinstance(listed, set):
+                listed -= names
+            elif isinstance(listed, list):
+                listed[:] = [name for name in listed if name not in names]
+        recorders: Any = getattr(module, "_can_record_outputs", None)
+        for output, found in recorders.items() if isinstance(recorders, dict) else ():
+            recorders[output] = (
+                [_recorded(r, stock) for r in found] if isinstance(found, list) else _recorded(found, stock)
+            )
+
+
+def _recorded(recorder: Any, stock: dict[type, type]) -> Any:
+    target = getattr(recorder, "target_class", None)
+    if target in stock:
+        recorder.target_class = stock[target]
+    return stock.get(recorder, recorder) if isinstance(recorder, type) else recorder
 
 
 def _parent_pattern(key: Any) -> str:

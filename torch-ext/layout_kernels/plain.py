@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _global_hooks
 
+TENSORS = (nn.Parameter, torch.Tensor)
+
 
 def mark_linear_forward(forward: Any) -> None:
     """Let `is_plain_linear` know a forward that computes what ``nn.Linear`` does; any copy of this package may ask."""
@@ -31,13 +33,23 @@ def weight_and_bias(module: nn.Module) -> tuple[nn.Parameter, torch.Tensor | Non
     if (
         type(module) is nn.Linear
         and type(weight := parameter(module, "weight")) is nn.Parameter
-        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-        and not module._backward_pre_hooks
-        and not (_global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks)
+        and not has_hooks(module)
         and _has_linear_forward(module)
     ):
         return weight, parameter(module, "bias")
     return None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling ``module`` runs hooks, its own or those of every module."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _global_hooks._global_forward_hooks
+        or _global_hooks._global_forward_pre_hooks
+    )
 
 
 def _has_linear_forward(module: nn.Module) -> bool:

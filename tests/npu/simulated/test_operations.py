@@ -87,6 +87,11 @@ def mlp(rows: torch.Tensor, dtype: torch.dtype) -> Any:
     return BOUND["rms_norm_mlp"].function(rows, *weights, 1e-6, "cast_then_scale", "silu", None, None)
 
 
+def mlp_alone(rows: torch.Tensor, dtype: torch.dtype) -> Any:
+    weights = x(64, 16, dtype=dtype), x(16, 32, dtype=dtype)
+    return BOUND["rms_norm_mlp"].function(rows, None, *weights, 0.0, "none", "silu", None, None)
+
+
 CHOICES: dict[str, tuple[Any, list[str]]] = {
     "a norm": (lambda: norm(x(2, 16, dtype=BF16), x(16, dtype=BF16)), ["npu_rms_norm"]),
     "a strided norm": (lambda: norm(x(2, 32)[:, ::2], x(16)), ["npu_rms_norm"]),
@@ -112,6 +117,8 @@ CHOICES: dict[str, tuple[Any, list[str]]] = {
     "backward of silu, two dtypes": (lambda: act_backward(x(2, 64), x(2, 128, dtype=BF16)), []),
     "backward of gelu": (lambda: act_backward(x(2, 16), x(2, 32), "gelu"), ["npu_geglu", "npu_geglu_grad"]),
     "a norm and an MLP": (lambda: mlp(x(2, 16, dtype=BF16), BF16), ["npu_rms_norm", "npu_swiglu"]),
+    "an MLP alone": (lambda: mlp_alone(x(2, 16, dtype=BF16), BF16), ["npu_swiglu"]),
+    "an MLP alone of strided rows": (lambda: mlp_alone(x(2, 32)[:, ::2], BF16), ["npu_swiglu"]),
 }
 
 

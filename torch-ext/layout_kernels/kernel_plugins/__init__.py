@@ -28,8 +28,8 @@ _HOMES = {
     "apply_default_kernels": ".interface",
     "apply_kernel": ".interface",
     "scan_all_kernels": ".interface",
-    "load_original_state_dict": "..state",
-    "original_state_dict": "..state",
+    "load_original_state_dict": ".interface",
+    "original_state_dict": ".interface",
     "undo": ".interface",
 }
 

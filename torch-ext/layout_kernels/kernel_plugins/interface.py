@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -25,11 +26,11 @@ def apply_kernel(kernel_id: str, model: nn.Module | None = None, **kwargs: Any) 
     Args:
         kernel_id: such as "cpu_fused_rmsnorm"; ``Registry.ids()`` lists them.
         model: a loaded model. Only it changes, no class and no other model.
-        **kwargs: for the kernel; ours take ``optimizer=``, needed when one holds parameters that are merged.
+        **kwargs: for the kernel; ours accept ``optimizer=``, though parameters stay the same objects.
 
     Raises:
         ValueError: an unknown id (the message lists the ids), or no model.
-        RuntimeError: missing dependencies, nothing in the model matched, or an optimizer holds what would be merged.
+        RuntimeError: missing dependencies, or nothing in the model matched.
     """
     kernel = _known(kernel_id)
     if model is None:
@@ -80,17 +81,26 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | bool | None =
     return model
 
 
-def undo(model: nn.Module, optimizer: Any = None) -> Any:
-    """Take back every kernel that was applied to ``model``: classes, names and modules, with the current values.
+def undo(model: nn.Module, optimizer: Any = None) -> Any:  # noqa: ARG001
+    """Take back every kernel that was applied to ``model`` or to a part of it.
 
     Args:
-        model: the model.
-        optimizer: the optimizer that holds merged parameters, which are split again, with its state.
+        model: the model. Modules and parameters stay the same objects, with their current values.
+        optimizer: accepted for callers that have one; nothing is done to it.
 
     Raises:
         ValueError: no kernel was applied to the model.
-        RuntimeError: an optimizer in the process holds merged parameters and was not given, or its state cannot be
-            split; or something was done to a kernel's modules since that would be lost (an adapter, hooks, another
-            module in their place, a kernel applied through an outer model). Nothing has changed then.
+        RuntimeError: something was done to a kernel's module since that would be lost (a parametrisation, a forward
+            of its own). Nothing has changed then.
     """
-    return live.undo(model, optimizer)
+    return live.undo(model)
+
+
+def original_state_dict(model: nn.Module) -> dict[str, Any]:
+    """``model.state_dict()``, which has the stock model's names and shapes."""
+    return dict(model.state_dict())
+
+
+def load_original_state_dict(model: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+    """``model.load_state_dict(state_dict, strict)``, which takes the stock model's names."""
+    return model.load_state_dict(state_dict, strict=strict)

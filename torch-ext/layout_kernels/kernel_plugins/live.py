@@ -1,38 +1,65 @@
-"""Layouts in a live model: find where they fit, exchange all at once, roll back on any failure, and undo."""
+"""Layers in a live model: find where they fit, change all modules at once or none, and undo.
+
+A module that is changed stays the same object with the same parameters; its class changes (``adopted.py``), or its
+forward where the class must stay (`nn.Linear`).
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 
-from .. import layers, parts, plain
-from ..flavours import norm_flavour
-from ..models.plan import chain_of, is_mlp, is_norm
-from ..state import accept_original_state_dicts, refuse_original_state_dicts
-from . import optimizers, saving
-from .swaps import Binding, Swap, foreign_forward, has_hooks, meta_twin
+from .. import layers, plain
+from ..adopted import is_adopted, release, why_not_release
+from ..flavours import mlp_kind, norm_flavour
+from ..layouts.mlp import adopt_mlp
+from ..layouts.norm import LAYER_OF, adopt_norm
+from ..models.plan import LAYERS, chain_of, is_mlp, is_norm
+from ..ops.adjacent import why_not_lay
+from ..pages import pages
 
-APPLIED = "_layout_kernels_applied"
-HOOKED = "_layout_kernels_hooked"
-Found = tuple[list[Any], list[str]]  # exchanges (Swap or Binding), and why other modules get none
+BEFORE = "_layout_kernels_forward_before"
 _told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
-FUSED = {2: layers.RMSNormMLPLayout, 3: layers.RMSNormMLPRMSNormLayout}
 
 
 class NothingMatchedError(RuntimeError):
     """The model has no module that a kernel fits; the message gives the reason for each that came close.
 
-    ``left_out``: those of the reasons that concern layers which would fit, but cannot be merged as they are.
+    ``left_out``: those of the reasons that concern layers which would fit, but whose weights cannot be moved.
     """
 
     def __init__(self, message: str, left_out: list[str]) -> None:
         super().__init__(message)
         self.left_out = left_out
+
+
+@dataclass(frozen=True)
+class Change:
+    """One module that gets a layer, and how."""
+
+    module: Any
+    do: Callable[[], None]
+    back: Callable[[Any], None] = release
+
+
+class Found:
+    """Changes, by module; why other modules get none; and why some that fit are left as they are."""
+
+    def __init__(self) -> None:
+        self.changes: dict[int, Change] = {}
+        self.reasons: list[str] = []
+        self.left_out: list[str] = []
+
+    def add(self, change: Change) -> None:
+        """A module that stands at several places is changed once."""
+        self.changes.setdefault(id(change.module), change)
 
 
 def default_order(kernel_id: str) -> tuple[int, str]:
@@ -41,180 +68,182 @@ def default_order(kernel_id: str) -> tuple[int, str]:
     return (rank, kernel_id)
 
 
-def _touched(module: nn.Module) -> str | None:
-    """Why ``module`` cannot be exchanged without losing what was done to it, or None."""
-    parts_of_it = list(module.modules())
-    for part in parts_of_it:
+def foreign_forward(module: nn.Module) -> bool:
+    """Whether the instance has a forward other than that of its class, which `kernels` binds too, or ours."""
+    bound = vars(module).get("forward")
+    if bound is None or getattr(bound, "is_linear_forward", False):
+        return False
+    return getattr(bound, "__func__", None) is not type(module).forward or bound.__self__ is not module
+
+
+def _why_not(module: Any) -> str:
+    """Why ``module`` keeps its forward, or an empty text."""
+    if is_adopted(module):
+        return f"it runs {module.kernel_layer_name} already"
+    for part in module.modules():
         for parameter in part.parameters(recurse=False):
             if parameter.is_meta:
                 return "its weights are not in memory (offloaded)"
             if type(parameter) is not nn.Parameter:
                 return f"its weights are {type(parameter).__name__} (quantised or sharded)"
-    for part in parts_of_it:
-        if has_hooks(part):
-            return "it has hooks, which would be lost"
         if foreign_forward(part):
             return "its forward was replaced (offloaded, tensor-parallel, or another kernel)"
-    return None
+    return ""
 
 
-def _swap(parent: nn.Module, names: tuple[str, ...], build: Callable[..., Any], slots: Any = None) -> Swap:
-    """A checked exchange of ``names``.
+def _norm_change(norm: Any) -> Change | str:
+    """How ``norm`` gets a layer, or why it gets none."""
+    reason = _why_not(norm)
+    finding = None if reason else norm_flavour(norm)
+    if finding is None or finding.flavour is None:
+        return reason or str(finding and finding.reason)
+    layer = getattr(layers, LAYER_OF[finding.flavour])
+    return Change(norm, lambda: adopt_norm(norm, layer, is_live=True))
 
-    Raises:
-        ValueError: the layout refuses, or a child was changed in a way that would be lost.
-    """
-    children = tuple(parent.get_submodule(name) for name in names)
-    for child, name in zip(children, names, strict=True):
-        reason = _touched(child)
-        if reason is not None:
-            raise ValueError(f"{name}: {reason}")
-    with torch.device("meta"):
-        layout = build(*(meta_twin(child) for child in children))
-    if layout.refusal is not None:
-        raise ValueError(layout.refusal)
-    layout.awaits_weights = False
-    return Swap(parent, names, layout, children, slots or [(parent, names[0])])
+
+def _mlp_change(mlp: Any, name: str) -> Change | str:
+    reason = _why_not(mlp) or mlp_kind(mlp).reason
+    return reason or Change(mlp, lambda: _adopt_mlp(mlp, name))
+
+
+def _adopt_mlp(mlp: Any, name: str) -> None:
+    parts = [p for n, p in mlp.named_parameters() if n.startswith(("gate_proj.", "up_proj."))]
+    before = [parameter.detach() for parameter in parts]
+    adopt_mlp(mlp, layers.GatedMLP, name, is_live=True)
+    for old, parameter in zip(before, parts, strict=True):
+        if old.data_ptr() != parameter.data_ptr():
+            pages.note(old)
 
 
 def _places(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module, str]]:
-    """(path of the parent, parent, name) of each child that is ``wanted``, shared ones at each of their places."""
+    """(path of the parent, parent, name) of each child that is ``wanted``."""
     for path, parent in model.named_modules():
-        if getattr(parent, "is_layout", False):
-            continue
         for name, child in parent.named_children():
-            if wanted(child) and not getattr(child, "is_layout", False):
+            if wanted(child):
                 yield path, parent, name
 
 
 def find_norms(model: nn.Module) -> Found:
     """Norms that compute a known flavour."""
-    swaps: dict[int, Swap] = {}
-    reasons = []
+    found = Found()
     for path, parent, name in _places(model, is_norm):
-        norm = parent.get_submodule(name)
-        if id(norm) in swaps:
-            swaps[id(norm)].slots.append((parent, name))
-            continue
-        finding = norm_flavour(norm)
-        layer = parts.LAYER_OF.get(finding.flavour or "")
-        try:
-            if layer is None:
-                raise ValueError(finding.reason)
-            swaps[id(norm)] = _swap(parent, (name,), _norm_builder(layer, norm, finding.eps_name))
-        except ValueError as error:
-            reasons.append(f"{path}.{name}: {error}")
-    return list(swaps.values()), reasons
+        change = _norm_change(parent.get_submodule(name))
+        if isinstance(change, str):
+            found.reasons.append(f"{path}.{name}: {change}")
+        else:
+            found.add(change)
+    return found
 
 
-def _norm_builder(layer: str, norm: Any, eps_name: str) -> Callable[..., Any]:
-    def build(twin: Any) -> Any:
-        size = 1 if twin.weight is None else twin.weight.shape[0]
-        kwargs = {"with_scale": False} if twin.weight is None else {}
-        return getattr(layers, f"{layer}Layout")(size, eps=getattr(norm, eps_name), **kwargs)
+def _held_elsewhere(model: nn.Module) -> set[int]:
+    """Addresses at which several parameters of ``model`` lie: moving one would separate them."""
+    plain_ones = (p for p in model.parameters() if type(p) is nn.Parameter and not p.is_meta)
+    counts = Counter(parameter.data_ptr() for parameter in plain_ones)
+    return {address for address, count in counts.items() if count > 1 and address}
 
-    return build
+
+def _add_mlp(found: Found, path: str, mlp: Any, name: str, elsewhere: set[int]) -> bool:
+    """Whether ``mlp`` gets the layer ``name``."""
+    change = _mlp_change(mlp, name)
+    if isinstance(change, str):
+        found.reasons.append(f"{path}: {change}")
+        return False
+    halves = [getattr(mlp, part, None) for part in ("gate_proj", "up_proj")]
+    weights = [half.weight for half in halves if half is not None]
+    shared = any(weight.data_ptr() in elsewhere for weight in weights)
+    reason = "another parameter lies in the same memory" if shared else why_not_lay(*weights) if weights else ""
+    if reason:
+        found.left_out.append(f"{path}: {reason}")
+        return False
+    found.add(change)
+    return True
 
 
 def find_mlps(model: nn.Module) -> Found:
     """Plain gated MLPs."""
-    swaps, reasons, tied = [], [], shared_parameters(model)
+    found, elsewhere = Found(), _held_elsewhere(model)
     for path, parent, name in _places(model, is_mlp):
-        try:
-            swap = _swap(parent, (name,), layers.GatedMLPLayout)
-            _refuse_shared(swap, tied)
-            swaps.append(swap)
-        except ValueError as error:
-            reasons.append(f"{path}.{name}: {error}")
-    return swaps, reasons
+        _add_mlp(found, f"{path}.{name}", parent.get_submodule(name), LAYERS[1], elsewhere)
+    return found
 
 
 def find_blocks(model: nn.Module) -> Found:
     """Norm and gated MLP, and where it follows directly a second norm, with nothing in between."""
-    swaps, reasons, tied = [], [], shared_parameters(model)
+    found, elsewhere = Found(), _held_elsewhere(model)
     for path, parent, name in _places(model, is_mlp):
-        chain = chain_of(parent, name)
-        try:
-            if len(chain) == 1:
-                raise ValueError(f"no norm of {type(parent).__name__} hands its result to {name} alone")
-            if foreign_forward(parent):
-                raise ValueError(
-                    f"the forward of this {type(parent).__name__} was replaced, so who calls {name} is unknown"
-                )
-            swap = _swap(parent, chain, FUSED[len(chain)])
-            _refuse_shared(swap, tied)
-            swaps.append(swap)
-        except ValueError as error:
-            reasons.append(f"{path}.{name}: {error}")
-    return swaps, reasons
+        chain, mlp = chain_of(parent, name), parent.get_submodule(name)
+        if len(chain) == 1:
+            found.reasons.append(f"{path}.{name}: no norm of {type(parent).__name__} hands its result to it alone")
+        elif _add_mlp(found, f"{path}.{name}", mlp, LAYERS[len(chain)], elsewhere):
+            for norm in (chain[0], *chain[2:]):
+                change = _norm_change(parent.get_submodule(norm))
+                if isinstance(change, Change):
+                    found.add(change)
+    return found
 
 
 def find_linears(model: nn.Module) -> Found:
-    """Plain ``nn.Linear`` modules, those inside of layouts left out: a fused layer reads their weights itself."""
-    inside = {
-        id(child) for layout in model.modules() if getattr(layout, "is_layout", False) for child in layout.modules()
-    }
-    linears = [m for m in model.modules() if id(m) not in inside and plain.is_plain_linear(m)]
-    found = [Binding(m, layers.Linear) for m in linears if not hasattr(vars(m).get("forward"), "is_linear_forward")]
-    return found, [] if found else ["it has no plain nn.Linear"]
+    """Plain ``nn.Linear`` modules; those of our MLPs are left out, whose layer reads their weights itself."""
+    found = Found()
+    inside = {id(child) for mlp in model.modules() if is_adopted(mlp) for child in mlp.modules()}
+    for module in model.modules():
+        bound = vars(module).get("forward")
+        if id(module) not in inside and plain.is_plain_linear(module) and not hasattr(bound, "is_linear_forward"):
+            found.add(Change(module, lambda module=module: _bind_linear(module), _unbind_linear))  # type: ignore[misc]
+    if not found.changes:
+        found.reasons.append("it has no plain nn.Linear without a layer")
+    return found
 
 
-def shared_parameters(model: nn.Module) -> set[int]:
-    """Ids of parameters that two modules hold, or that belong to a module which stands at two places."""
-    seen: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        seen[id(parameter)] = seen.get(id(parameter), 0) + 1
-    return {number for number, count in seen.items() if count > 1}
+def _bind_linear(module: Any) -> None:
+    vars(module)[BEFORE] = vars(module).get("forward")
+    module.forward = MethodType(layers.Linear.forward, module)
 
 
-def _refuse_shared(swap: Swap, shared: set[int]) -> None:
-    if any(id(parameter) in shared for child in swap.children for parameter in child.parameters()):
-        raise ValueError("its weights are tied to, or shared with, another module, which a merge would separate")
+def _unbind_linear(module: Any) -> None:
+    vars(module).pop("forward", None)
+    before = vars(module).pop(BEFORE)
+    if before is not None:
+        module.forward = before
 
 
-def apply(kernel_id: str, find: Callable[[nn.Module], Found], model: Any = None, optimizer: Any = None) -> Any:
-    """Exchange all modules of ``model`` that ``find`` names, or none; returns the model.
+def apply(kernel_id: str, find: Callable[[nn.Module], Found], model: Any = None, optimizer: Any = None) -> Any:  # noqa: ARG001
+    """Change all modules of ``model`` that ``find`` names, or none; returns the model.
 
-    Layers that cannot be merged as they are (gate frozen alone) keep their modules, with a warning.
+    Args:
+        kernel_id: for messages.
+        find: names the modules.
+        model: the model.
+        optimizer: accepted for callers that have one; parameters stay what they are, so nothing is done to it.
 
     Raises:
         ValueError: no model.
-        NothingMatchedError: ``find`` names none that can be exchanged; with the reasons.
-        RuntimeError: an optimizer of the process holds parameters that would be merged.
+        NothingMatchedError: ``find`` names none; with the reasons.
     """
     if model is None:
         raise ValueError(f"{kernel_id} needs model=<the model to change>")
-    found, reasons = find(model)
-    swaps, left_out = _exchangeable(model, found, optimizer)
-    if not swaps:
-        listed = "; ".join([*left_out, *reasons][:8]) or "no norm or gated MLP in it"
+    found = find(model)
+    if not found.changes:
+        listed = "; ".join([*found.left_out, *found.reasons][:8]) or "no norm or gated MLP in it"
         message = f"{kernel_id} found nothing to do in {type(model).__name__}: {listed}"
-        raise NothingMatchedError(message, left_out)
-    merged = [parameter for swap in swaps for _, old in swap.to_merge() for parameter in old]
-    _refuse_holders(merged, optimizer, "merged")
-    warn_left_out(model, left_out)
-    _all_or_none(swaps, lambda swap: swap.do(optimizer), lambda swap: swap.back(optimizer))
-    setattr(model, APPLIED, [*getattr(model, APPLIED, []), (kernel_id, swaps)])
-    if accept_original_state_dicts(model):
-        setattr(model, HOOKED, True)
-    saving.remember(model)
+        raise NothingMatchedError(message, found.left_out)
+    warn_left_out(model, found.left_out)
+    done: list[Change] = []
+    try:
+        for change in found.changes.values():
+            change.do()
+            done.append(change)
+    except BaseException:
+        for change in reversed(done):
+            change.back(change.module)
+        raise
+    finally:
+        pages.release()
     return model
 
 
-def _exchangeable(model: nn.Module, found: list[Any], optimizer: Any) -> tuple[list[Any], list[str]]:
-    """Those of ``found`` that can be exchanged without loss, and path and reason of the others."""
-    swaps, left_out = [], []
-    for swap in found:
-        try:
-            swap.check(optimizer)
-            swaps.append(swap)
-        except RuntimeError as error:
-            left_out.append(f"{path_of(model, swap)}: {error}")
-    return swaps, left_out
-
-
 def warn_left_out(model: nn.Module, left_out: list[str]) -> None:
-    """Warn of layers of ``model`` that cannot be merged, once for each, however many kernels come by."""
+    """Warn of layers of ``model`` whose weights cannot be moved, once for each, however many kernels come by."""
     told = _told.setdefault(model, set())
     new = [reason for reason in left_out if reason not in told]
     told.update(new)
@@ -222,60 +251,28 @@ def warn_left_out(model: nn.Module, left_out: list[str]) -> None:
         warnings.warn(f"layers of {type(model).__name__} left as they are: {'; '.join(new)}", stacklevel=3)
 
 
-def path_of(model: nn.Module, swap: Any) -> str:
-    """Where ``swap`` takes place: the path of the parent, or of a module that stays."""
-    wanted = swap.parent if isinstance(swap, Swap) else swap.module
-    return next((path for path, module in model.named_modules() if module is wanted), type(wanted).__name__)
+def _why_not_undo(module: Any) -> str:
+    if BEFORE not in vars(module):
+        return why_not_release(module)
+    if getattr(vars(module).get("forward"), "is_linear_forward", False):
+        return ""
+    return "its forward was replaced after the kernel was applied; take that back first"
 
 
-def _refuse_holders(parameters: list[Any], optimizer: Any, what: str) -> None:
-    if optimizers.holders(parameters, optimizer):
-        raise RuntimeError(
-            f"an optimizer of this process holds parameters that would be {what} and would go on with the old ones; "
-            "pass it as optimizer=, which rewrites its groups and its state"
-        )
-
-
-def _all_or_none(swaps: list[Any], do: Callable[[Any], None], back: Callable[[Any], None]) -> None:
-    done: list[Any] = []
-    try:
-        for swap in swaps:
-            do(swap)
-            done.append(swap)
-    except BaseException:
-        for swap in reversed(done):
-            back(swap)
-        raise
-
-
-def _check_undo(model: nn.Module, swaps: list[Any], optimizer: Any) -> None:
-    """Raise RuntimeError, with the path, when undoing ``swaps`` in this order would lose what was done since."""
-    later: dict[tuple[int, str], Any] = {}
-
-    def holds(holder: Any, name: str) -> Any:
-        return later.get((id(holder), name), holder._modules.get(name))
-
-    for swap in swaps:
-        try:
-            swap.check_back(optimizer, holds)
-        except RuntimeError as error:
-            raise RuntimeError(f"undo of {path_of(model, swap)}: {error}. Nothing was changed") from error
-        later.update({(id(holder), name): child for holder, name, child in swap.put_back()})
-
-
-def undo(model: Any, optimizer: Any = None) -> Any:
-    """Take back all that was applied, or nothing; see ``interface.undo``."""
-    applied = getattr(model, APPLIED, None)
-    if not applied:
+def undo(model: Any) -> Any:
+    """Take back all that was applied below ``model``, or nothing; see ``interface.undo``."""
+    changed = [
+        (path, module)
+        for path, module in model.named_modules()
+        if BEFORE in vars(module) or (is_adopted(module) and module.is_live)
+    ]
+    if not changed:
         raise ValueError(f"no kernel was applied to this {type(model).__name__}")
-    swaps = [swap for _, swaps in reversed(applied) for swap in reversed(swaps)]
-    _check_undo(model, swaps, optimizer)
-    _refuse_holders([p for swap in swaps for p in swap.merged_parameters()], optimizer, "split")
-    _all_or_none(swaps, lambda swap: swap.back(optimizer), lambda swap: swap.do(optimizer))
-    delattr(model, APPLIED)
+    for path, module in changed:
+        reason = _why_not_undo(module)
+        if reason:
+            raise RuntimeError(f"undo of {path}: {reason}. Nothing was changed")
+    for _, module in changed:
+        (_unbind_linear if BEFORE in vars(module) else release)(module)
     _told.pop(model, None)
-    if hasattr(model, HOOKED):  # else the model was loaded with layouts, which remain
-        refuse_original_state_dicts(model)
-        delattr(model, HOOKED)
-    saving.forget(model)
     return model

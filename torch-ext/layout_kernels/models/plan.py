@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import blocks, flavours, gated, parts
+from .. import blocks, flavours, gated
+from ..adopted import is_adopted
+from ..layouts.norm import LAYER_OF
 from .trial import refusals
 
 Key = str | tuple[tuple[str, str], ...]
@@ -147,7 +149,7 @@ def _norm_layer(modules: list[nn.Module]) -> tuple[str | None, str]:
     # Without a weight the flavours are one.
     names = {flavours.norm_flavour(module).flavour for module in with_weight or modules}
     names |= {None for finding in findings if finding.flavour is None}
-    layer = parts.LAYER_OF.get(next(iter(names)) or "") if len(names) == 1 else None
+    layer = LAYER_OF.get(next(iter(names)) or "") if len(names) == 1 else None
     reasons = sorted({finding.reason for finding in findings if finding.reason})
     return layer, "" if layer else "; ".join(reasons) or f"instances compute {sorted(map(str, names))}"
 
@@ -181,12 +183,12 @@ def _all_of(model: nn.Module, pattern: str, cls: type) -> bool:
 
 
 def _has_weight(module: Any) -> bool:
-    if getattr(module, "is_layout", False):
-        return getattr(module, "scale", None) is not None
-    return getattr(module, "weight", None) is not None and flavours.norm_flavour(module).flavour is not None
+    if getattr(module, "weight", None) is None:
+        return False
+    return is_adopted(module) or flavours.norm_flavour(module).flavour is not None
 
 
-_LAYERS = {1: "GatedMLP", 2: "RMSNormMLP", 3: "RMSNormMLPRMSNorm"}
+LAYERS = {1: "GatedMLP", 2: "RMSNormMLP", 3: "RMSNormMLPRMSNorm"}
 
 
 def _block_entries(model: nn.Module) -> Iterator[Entry]:
@@ -217,7 +219,7 @@ def _block_entries(model: nn.Module) -> Iterator[Entry]:
         taken.add(cls)
         parent_key = pattern if _all_of(model, pattern, cls) else path
         key = tuple(("MLP" if child == name else "RMSNorm", f"{parent_key}.{child}") for child in chain)
-        yield Entry(where, mlp_class, len(members), _LAYERS[len(chain)], key)
+        yield Entry(where, mlp_class, len(members), LAYERS[len(chain)], key)
 
 
 def plan(source: Any, fuse: bool = True) -> Plan:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .. import plain
+from .. import gated_mlp
 
 OPERATIONS = {
     "CustomRMSNorm": ("rms_norm",),
@@ -18,10 +18,10 @@ OPERATIONS = {
     "ZeroCenteredRMSNorm": ("rms_norm",),
     "RMSNorm": ("rms_norm",),
     "RMSNormGated": ("gated_rms_norm",),
-    "GatedMLP": ("gated_activation",),
+    "GatedMLP": ("rms_norm_mlp",),
     "Linear": ("linear",),
     "RMSNormMLP": ("rms_norm_mlp",),
-    "RMSNormMLPRMSNorm": ("rms_norm_mlp", "rms_norm"),
+    "RMSNormMLPRMSNorm": ("rms_norm_mlp",),
 }
 _warned: set[tuple[str, str]] = set()
 
@@ -60,10 +60,12 @@ class Report:
 
 def layer_of(module: nn.Module) -> tuple[str, Any] | None:
     """The name of our layer that ``module`` runs, and the copy of this package that owns it; else None."""
-    forward = vars(module).get("forward")
-    bound = getattr(forward, "__func__", None)
-    if getattr(module, "is_layout", False):
-        name, home = type(module).__name__.removesuffix("Layout"), type(module).__module__
+    bound = getattr(vars(module).get("forward"), "__func__", None)
+    cls: Any = type(module)
+    if bound is None and getattr(cls, "is_adopted", False):
+        name, home = cls.kernel_layer_name, cls.layer.__module__
+    elif getattr(module, "is_layout", False):
+        name, home = cls.__name__.removesuffix("Layout"), cls.__module__
     elif bound is not None and bound.__qualname__.partition(".")[0] in OPERATIONS:
         name, home = bound.__qualname__.partition(".")[0], bound.__module__
     else:
@@ -84,11 +86,8 @@ def _row(path: str, module: Any, name: str, owner: Any) -> Row:
     device = {"0": "cuda"}.get(device, device)
     operations = OPERATIONS[name]
     reasons = []
-    if name.startswith("RMSNormMLP") and not all(
-        plain.is_plain_linear(child) for child in (module.gate_up_proj, module.down_proj)
-    ):
-        operations = ("rms_norm", "gated_activation")
-        reasons.append("its products are no plain nn.Linear, so they are called as modules")
+    if operations == ("rms_norm_mlp",) and (apart := gated_mlp.why_in_parts(module)):
+        return Row(path, name, device, f"{type(module).original.__name__}.forward", apart)
     prepared = [getattr(owner, f"prepare_{operation}")(device) for operation in operations]
     excluded = {reason for plan in prepared for reason in plan.excluded.values()}
     if all(plan.spec.solution == "reference" for plan in prepared):

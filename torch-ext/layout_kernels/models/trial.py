@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import conversion, layers, patching
-from ..layout import Layout
+from ..layouts.base import Layout
 from .loading import kernel_loading
 from .names import saved_names, unreached
 

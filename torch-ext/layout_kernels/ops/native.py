@@ -17,7 +17,7 @@ from .. import _ops
 
 LEVEL_VARIABLE = "LAYOUT_KERNELS_CPU_LEVEL"
 # Raised with the schemas and meanings of torch_binding.cpp; a file that was built before is refused.
-INTERFACE = 2
+INTERFACE = 3
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)

@@ -71,8 +71,10 @@ def test_gated_rms_norm_on_every_path_the_reference_s_included(case):
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9])
 @pytest.mark.parametrize("settings", [{"size": 1536}, {"size": 37, "out": 11, "bias": True}])
-def test_rms_norm_mlp_on_both_sides_of_few_rows(rows, settings):
-    assert forward_difference("rms_norm_mlp", Case((rows, 144), "bfloat16", settings=settings)) is None
+@pytest.mark.parametrize("flavour", ["cast_then_scale", "none"])
+def test_rms_norm_mlp_on_both_sides_of_few_rows(rows, settings, flavour):
+    case = Case((rows, 144), "bfloat16", settings={**settings, "flavour": flavour})
+    assert forward_difference("rms_norm_mlp", case) is None
 
 
 def test_rms_norm_mlp_of_many_outputs_takes_wider_programs():

@@ -135,6 +135,8 @@ def test_results_are_rounded_where_the_contract_says(dtype):
     gate_up, down = values(2 * 64, 96, dtype=dtype, seed=3) / 8, torch.eye(64, dtype=dtype)
     args = x[:5], weight, gate_up, down, 1e-6, "cast_then_scale", "silu", None, None
     few_differ(mlp.rms_norm_mlp(*args), mlp_reference.rms_norm_mlp(*args))
+    args = x[:5], None, gate_up, down, 1e-6, "none", "silu", None, None
+    few_differ(mlp.rms_norm_mlp(*args), mlp_reference.rms_norm_mlp(*args))
 
 
 def test_rows_are_merged_as_far_as_their_strides_allow():
@@ -169,6 +171,17 @@ def test_rms_norm_moves_each_tensor_once(width, dtype):
         norm.rms_norm_backward(grad, x, weight, 1e-6, "cast_then_scale", True, True)
     assert traffic.loaded == {"x": 2 * size, "grad": size}
     assert traffic.stored == {"x": 0, "grad": 0}
+
+
+def test_few_rows_of_an_mlp_are_read_once_more_for_their_norm_and_without_one_they_are_not():
+    x, gate_up, down = values(3, 256, dtype=torch.bfloat16), values(96, 256, dtype=torch.bfloat16), values(1, 48)
+    programs = 48 // 16  # each has the rows in its cache, reads its own rows of the weight and makes 16 elements
+    size, weight = x.numel() * x.element_size(), gate_up.numel() * gate_up.element_size()
+    for flavour, times in (("cast_then_scale", 2), ("none", 1)):
+        traffic = Traffic({"x": x, "gate_up": gate_up})
+        with counting(traffic):
+            mlp.rms_norm_mlp(x, None, gate_up, down.bfloat16(), 1e-6, flavour, "silu", None, None)
+        assert traffic.loaded == {"x": times * programs * size, "gate_up": weight}
 
 
 def test_gated_operations_move_each_tensor_once():

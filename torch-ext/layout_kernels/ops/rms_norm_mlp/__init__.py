@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ...dispatch.contract import BackendModule, OpContract, Operation, PreparedKernel
 from ...dispatch.runtime import prepared
+from ..rms_norm import FLAVOURS as _NORM_FLAVOURS
 
 if TYPE_CHECKING:
+    from .of_parts import mlp_of_parts as mlp_of_parts
     from .operator import check_arguments as check_arguments
     from .operator import rms_norm_mlp as rms_norm_mlp
 
+# Those of the norm, and "none": x goes into the products as it is, for an MLP whose norm runs in its own module.
+FLAVOURS = (*_NORM_FLAVOURS, "none")
+
 CONTRACT = OpContract(
     operation="rms_norm_mlp",
-    version=1,
+    version=2,
     mutates=(),
     aliases_inputs=False,
-    numerical_mode="the norm as in rms_norm, then rounded to the projections' dtype after each of: the norm, gate, "
-    "up, the activation, the product, down; products are accumulated in float32 or wider",
+    numerical_mode="the norm, if there is one, as in rms_norm, then rounded to the projections' dtype after each of: "
+    "the norm, gate, up, the activation, the product, down; products are accumulated in float32 or wider",
 )
 _BACKENDS = (
     BackendModule(".reference", "any"),
@@ -27,7 +33,7 @@ _BACKENDS = (
 )
 OPERATION = Operation(CONTRACT, _BACKENDS)
 
-_LAZY = ("check_arguments", "rms_norm_mlp")
+_LAZY = {"check_arguments": "operator", "rms_norm_mlp": "operator", "mlp_of_parts": "of_parts"}
 
 
 def prepare_rms_norm_mlp(device: Any = None) -> PreparedKernel:
@@ -36,9 +42,7 @@ def prepare_rms_norm_mlp(device: Any = None) -> PreparedKernel:
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch: the public function and the argument check."""
+    """What needs torch: the public functions and the argument check."""
     if name in _LAZY:
-        from . import operator
-
-        return getattr(operator, name)
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,10 +11,10 @@ from ..gated_activation.cpu import gated_activation
 from ..gated_activation.reference import activate
 from ..native import HALVES, direct, operators
 from ..products import has_rows, is_ours, is_vector
-from ..rms_norm import FLAVOURS
 from ..rms_norm.cpu import rms_norm
-from . import CONTRACT
+from . import CONTRACT, FLAVOURS
 
+# The codes of torch_binding.cpp: those of the norm, then "none".
 _FLAVOUR = {name: code for code, name in enumerate(FLAVOURS)}
 _ACTIVATION = {name: code for code, name in enumerate(ACTIVATIONS)}
 _fused = direct(operators.cpu_rms_norm_mlp)
@@ -55,7 +55,7 @@ def rms_norm_mlp(
         return _fused(
             x, norm_weight, gate_up, down, eps, _FLAVOUR[flavour], _ACTIVATION[activation], gate_up_bias, down_bias
         )
-    normed = rms_norm(x, norm_weight, eps, flavour).to(gate_up.dtype)
+    normed = (x if flavour == "none" else rms_norm(x, norm_weight, eps, flavour)).to(gate_up.dtype)
     if gate_up.dtype in HALVES:
         product = gated_activation(functional.linear(normed, gate_up, gate_up_bias), activation)
     else:

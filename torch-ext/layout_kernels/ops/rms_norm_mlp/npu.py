@@ -34,7 +34,7 @@ def rms_norm_mlp(
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """See the operation. Gate and up are one product, which gives the packed tensor that the activation reads."""
-    normed = rms_norm(x, norm_weight, eps, flavour).to(gate_up.dtype)
+    normed = (x if flavour == "none" else rms_norm(x, norm_weight, eps, flavour)).to(gate_up.dtype)
     product = gated_activation(functional.linear(normed, gate_up, gate_up_bias), activation)
     return functional.linear(product, down, down_bias).contiguous()
 

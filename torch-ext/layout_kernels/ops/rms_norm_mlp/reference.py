@@ -1,6 +1,7 @@
 """`rms_norm_mlp` in plain PyTorch: what the operation means.
 
-Equal bit for bit on the CPU to a transformers norm followed by a gated MLP (source: `LlamaMLP`, transformers 5.22.2).
+Equal bit for bit on the CPU to a transformers norm followed by a gated MLP (source: `LlamaMLP`, transformers 5.22.2),
+and with the flavour "none" to the MLP alone.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def rms_norm_mlp(
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """down(act(gate(h)) * up(h)) with h = rms_norm(x); see the operation."""
-    normed = rms_norm(x, norm_weight, eps, flavour).to(gate_up.dtype)
+    """down(act(gate(h)) * up(h)) with h = rms_norm(x), or x itself; see the operation."""
+    normed = (x if flavour == "none" else rms_norm(x, norm_weight, eps, flavour)).to(gate_up.dtype)
     gate_weight, up_weight = gate_up.chunk(2, dim=0)
     gate_bias, up_bias = (None, None) if gate_up_bias is None else gate_up_bias.chunk(2, dim=0)
     # Two products, as stock makes: one of double width may round otherwise.
     gate = functional.linear(normed, gate_weight, gate_bias)
     up = functional.linear(normed, up_weight, up_bias)
-    return functional.linear(activate(gate, activation) * up, down, down_bias)
+    return functional.linear(activate(gate, activation) * up, down, down_bias).contiguous()

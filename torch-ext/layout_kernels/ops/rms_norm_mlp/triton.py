@@ -1,5 +1,6 @@
-"""`rms_norm_mlp` on CUDA: the norm and the activation in Triton around cuBLAS's products; for few rows the norm, both
-products and the activation in one Triton kernel, since then all the time goes into reading the weights once."""
+"""`rms_norm_mlp` on CUDA: the norm and the activation in Triton around cuBLAS's products; for few rows the norm, if
+there is one, both products and the activation in one Triton kernel, since then all the time goes into reading the
+weights once."""
 
 # Device functions: Triton reads no annotations but constexpr, and names its constants in capitals.
 # mypy: disable-error-code="no-untyped-def"
@@ -28,6 +29,21 @@ _WIDE, _WIDE_OUTPUTS, _OUTPUTS, _DEPTH = 8192, 32, 16, 128
 
 
 @triton.jit
+def rows_rstd(
+    x_rows, there, width, stride_column, eps, UNIT: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    """1 / rms of each row of x, [ROWS, 1]."""
+    squares = tl.zeros([ROWS, DEPTH], tl.float32)
+    for begin in range(0, width, DEPTH):
+        column = begin + tl.arange(0, DEPTH)
+        mask = there[:, None] & (column < width)[None, :]
+        x = tl.load(x_rows + column_offsets(column, stride_column, UNIT)[None, :], mask=mask, other=0.0)
+        squares += x.to(tl.float32) * x.to(tl.float32)
+    rstd, _ = reciprocal_rms(tl.sum(squares, axis=1), width, eps)
+    return rstd[:, None]
+
+
+@triton.jit
 def normed_gate_up(
     x_ptr, norm_weight_ptr, gate_up_ptr, bias_ptr, out_ptr, rows, width, size, middle, inner,
     stride_outer, stride_middle, stride_inner, stride_column, stride_norm_weight, stride_gate_up, stride_bias, eps,
@@ -38,14 +54,8 @@ def normed_gate_up(
     row = tl.arange(0, ROWS)
     there = row < rows
     x_rows = x_ptr + row_offsets(row, middle, inner, stride_outer, stride_middle, stride_inner)[:, None]
-    squares = tl.zeros([ROWS, DEPTH], tl.float32)
-    for begin in range(0, width, DEPTH):
-        column = begin + tl.arange(0, DEPTH)
-        mask = there[:, None] & (column < width)[None, :]
-        x = tl.load(x_rows + column_offsets(column, stride_column, UNIT)[None, :], mask=mask, other=0.0)
-        squares += x.to(tl.float32) * x.to(tl.float32)
-    rstd, _ = reciprocal_rms(tl.sum(squares, axis=1), width, eps)
-    rstd = rstd[:, None]
+    if FLAVOUR != "none":
+        rstd = rows_rstd(x_rows, there, width, stride_column, eps, UNIT, ROWS, DEPTH)
 
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     known = output < size
@@ -59,10 +69,12 @@ def normed_gate_up(
         inside = column < width
         mask = there[:, None] & inside[None, :]
         x = tl.load(x_rows + column_offsets(column, stride_column, UNIT)[None, :], mask=mask, other=0.0)
-        normed = tl.where(mask, x.to(tl.float32) * rstd, 0.0)
-        if norm_weight_ptr is not None:
-            scale = tl.load(norm_weight_ptr + column * stride_norm_weight, mask=inside, other=0.0).to(tl.float32)
-            normed = scaled(normed, scale[None, :], x_ptr.dtype.element_ty, FLAVOUR)
+        normed = x
+        if FLAVOUR != "none":
+            normed = tl.where(mask, x.to(tl.float32) * rstd, 0.0)
+            if norm_weight_ptr is not None:
+                scale = tl.load(norm_weight_ptr + column * stride_norm_weight, mask=inside, other=0.0).to(tl.float32)
+                normed = scaled(normed, scale[None, :], x_ptr.dtype.element_ty, FLAVOUR)
         normed = tl.trans(normed.to(NORMED).to(dtype))
         weights = known[:, None] & inside[None, :]
         gate = tl.dot(tl.load(gate_rows + column[None, :], mask=weights, other=0.0), normed, gate)
@@ -135,6 +147,6 @@ def rms_norm_mlp(
     if _is_few(x, gate_up):
         product = _normed_gate_up(x, norm_weight, gate_up, eps, flavour, activation, gate_up_bias)
     else:
-        normed = rms_norm(x, norm_weight, eps, flavour).to(gate_up.dtype)
+        normed = (x if flavour == "none" else rms_norm(x, norm_weight, eps, flavour)).to(gate_up.dtype)
         product = gated_activation(functional.linear(normed, gate_up, gate_up_bias), activation)
     return functional.linear(product, down, down_bias).contiguous()

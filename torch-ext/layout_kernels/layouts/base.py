@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from . import conversion, patching
-from .locations import Rule, locations, parent_path
-from .pages import pages
+from .. import callers, conversion, patching
+from ..locations import Rule, layouts_of, locations, parent_path
+from ..pages import pages
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Rules(list[Any]):
+class ConversionMapping(list[Any]):
     """A layout's ``conversion_mapping``. Reading it is the moment to look at the ``KernelConfig`` that asks for it."""
 
     def __iter__(self) -> Iterator[Any]:
-        request = patching.requested_kernels()
+        request = callers.requested_kernels()
         if request is not None and request.model is not None:
             reason = patching.conflicting_keys(request.mapping, request.model)
             if reason is not None:
@@ -27,28 +30,36 @@ class Rules(list[Any]):
         return super().__iter__()
 
 
-def conversion_rules() -> Rules:
+def conversion_rules() -> ConversionMapping:
     """The rules of every layout; empty where transformers is absent or too old to load through them."""
-    return Rules([conversion.LayoutConverter()] if conversion.WeightConverter is not None else [])
+    return ConversionMapping([conversion.LayoutConverter()] if conversion.WeightConverter is not None else [])
 
 
 class Layout(nn.Module):
     """Parameters in a kernel's own layout, in the place of the module (or of the adjacent modules) that it replaces.
 
-    A subclass sets its parameters and attributes in ``__init__``, states ``rules()``, and has the ``forward`` of the
-    layer that it belongs to. ``__init__`` must not raise: transformers would leave the process patched. What is wrong
-    goes into ``refuse(reason)`` instead, and is raised as ``ValueError`` when ``from_pretrained`` ends (it calls
-    ``eval()`` on the model once the original classes are back, and before the model is returned).
+    It lives while a checkpoint is loaded. ``from_pretrained`` calls ``eval()`` on the model once the original classes
+    are back; then the layouts *settle*: each becomes the stock module that it stood in for, with the loaded weights
+    under their stock names, running the layer's forward.
+
+    A subclass sets its parameters and attributes in ``__init__``, states ``rules()``, finds in ``inspect`` what it
+    stands in for, puts that into its place in ``settle``, and has the ``forward`` of the layer that it belongs to.
+    ``__init__`` must not raise: transformers would leave the process patched. What is wrong goes into
+    ``refuse(reason)`` instead, and is raised as ``ValueError`` when the load ends.
     """
 
     is_layout = True  # copies of this package know each other's layouts by this, never by isinstance
     conversion_mapping = conversion_rules()
+    layer: ClassVar[type[nn.Module]]
 
     def __init__(self) -> None:
         super().__init__()
         self.refusal: str | None = None
         self.location = ""
         self.child_names: tuple[str, ...] | None = None
+        self.originals: tuple[Any, ...] = ()  # the stock modules that it stands in for, without memory
+        self.parent: weakref.ref[nn.Module] | None = None
+        self.model: weakref.ref[nn.Module] | None = None
         self.loaded: set[str] = set()
         self.verified = False
         self.awaits_weights = False
@@ -56,11 +67,16 @@ class Layout(nn.Module):
         # must pass over this module; its children are still initialised.
         self._is_hf_initialized = True
 
+    @property
+    def layer_name(self) -> str:
+        """What a ``KernelConfig`` calls the layer."""
+        return type(self).__name__.removesuffix("Layout")
+
     def build(self, fill: Callable[[], None]) -> None:
         """Run ``fill``, the subclass's own part of ``__init__``; what it raises becomes the reason to refuse."""
         try:
             fill()
-            if patching.patch_mapping():  # a load, not kernels applied to a live model
+            if patching.patch_mapping():  # a load
                 if patching.zero3_enabled():
                     raise ValueError(
                         "DeepSpeed ZeRO-3 loads weights without converting them; apply kernels afterwards"
@@ -81,6 +97,7 @@ class Layout(nn.Module):
             return
         self.location = path
         place = parent_path(path)
+        self.parent, self.model = weakref.ref(model.get_submodule(place)), weakref.ref(model)
         while place and isinstance(model.get_submodule(place), nn.ModuleList | nn.ModuleDict | nn.Sequential):
             place = parent_path(place)  # a container built nothing itself
         self._inspect_once(model.get_submodule(place))
@@ -95,7 +112,12 @@ class Layout(nn.Module):
             self.refuse(str(error))
 
     def inspect(self, parent: nn.Module) -> None:
-        """Raise ValueError when what this layout computes is not what the original computes."""
+        """Find the ``originals``; raise ValueError when what this layout computes is not what they compute."""
+        raise NotImplementedError(f"{type(self).__name__} has no inspect()")
+
+    def settle(self) -> None:
+        """Become the stock module, or modules, that this layout stands in for, with the values that it holds."""
+        raise NotImplementedError(f"{type(self).__name__} has no settle()")
 
     def refuse(self, reason: str) -> None:
         """Record why this layout cannot be used; the first reason stays."""
@@ -111,13 +133,6 @@ class Layout(nn.Module):
             self.child_names = patching.fused_children(type(self), path.rpartition(".")[2])
         if self.child_names is None and model is not None:
             self.child_names = patching.children_of_fused_parent(model.get_submodule(parent_path(path)))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Tensor parallelism wraps a module's forward, to sum the gradients of q_norm over ranks for example; binding a
-        # kernel afterwards would discard that. What is wrapped is our forward already, so the wrapper stays.
-        if name == "forward" and "forward" in self.__dict__ and "_is_hooked" in self.__dict__:
-            return
-        super().__setattr__(name, value)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         path = prefix.removesuffix(".")
@@ -163,10 +178,55 @@ class Layout(nn.Module):
                 "Either the checkpoint lacks them, or the class patches of an earlier load are still registered in "
                 "this process: load inside kernel_loading(), which removes them."
             )
+        if any(parameter.is_meta for parameter in self.parameters()):
+            raise ValueError(
+                f"{type(self).__name__}{place}: its weights are offloaded to disk under the names that they have "
+                "while a checkpoint is loaded. Load inside kernel_loading(), which keeps the checkpoint's names then."
+            )
 
-    def train(self, mode: bool = True) -> Layout:
-        """``nn.Module.train``, which is where a load ends: see :meth:`finish_loading`."""
-        if self.location or not self.awaits_weights:  # else a constructor calls it, as Blt's does, before the load
-            self.finish_loading()
-        super().train(mode)
-        return self
+    def train(self, mode: bool = True) -> Any:
+        """``nn.Module.train``, which is where a load ends: see :meth:`finish_loading` and `settle_all`."""
+        if not self.location and self.awaits_weights:  # a constructor calls it, as Blt's does, before the load
+            return super().train(mode)
+        self.finish_loading()
+        model = self.model() if self.model is not None else None
+        if model is not None:
+            settle_all(model)
+        elif self.verified:
+            self.settle()
+        if isinstance(self, Layout):
+            return super().train(mode)
+        return self.train(mode)  # of the class that it has now
+
+
+def settle_all(model: nn.Module, early: bool = False) -> None:
+    """Let every layout of ``model`` settle, or none: afterwards the model's tree is the stock model's.
+
+    Args:
+        model: its layouts have been verified.
+        early: before the weights are loaded, where something else goes by the stock names while they are (a quantiser,
+            a parallel plan, offloading). Refused layouts stay and say so when the load ends.
+
+    Raises:
+        ValueError: a layout was refused or has no weights; nothing has settled then.
+    """
+    layouts = [layout for _, layout in layouts_of(model)]
+    if not early:
+        for layout in layouts:
+            layout.finish_loading()
+    for layout in layouts:
+        if getattr(layout, "is_layout", False) and layout.verified and layout.refusal is None:
+            parent = layout.parent()
+            parent.__class__ = patching.unfused_class(type(parent))
+            layout.settle()
+    locations.forget()
+    patching.forget_our_classes(model)
+    conversion.forget_conversions(model)
+
+
+def take_place(place: Any, stock: nn.Module) -> None:
+    """Let ``place``, a layout, become the module ``stock``: whoever holds it, however often, holds that."""
+    if place is not stock:
+        vars(place).clear()
+        vars(place).update(vars(stock))
+        place.__class__ = type(stock)

@@ -1,0 +1,133 @@
+"""How a gated MLP runs: in one call where its weights can be read, else as its own class does.
+
+One call reads the weights itself, so nobody may stand between: each product is a plain ``nn.Linear`` without hooks,
+the activation is the one that was found, and the rows of gate and up lie one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from .ops.adjacent import forget, joined, rows_of
+from .ops.gated_activation import gated_activation
+from .ops.rms_norm_mlp import mlp_of_parts, rms_norm_mlp
+from .plain import TENSORS, child, has_hooks, weight_and_bias
+from .sharded import is_sharded, rows_here
+
+_is_compiling = torch.compiler.is_compiling
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+Linear = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def run(mlp: Any, x: torch.Tensor) -> torch.Tensor:
+    """``down(act(gate(x)) * up(x))``, [..., width] to [..., out]."""
+    down: Linear | None = weight_and_bias(child(mlp, "down_proj"))
+    first: Linear | None
+    if down is not None and _has_its_activation(mlp):
+        if mlp.packed:
+            first = weight_and_bias(child(mlp, "gate_up_proj"))
+        elif _is_compiling():
+            return _compiled(mlp, x, down)
+        else:
+            x, first = _first_product(mlp, x)
+        if first is not None:
+            weights = None, first[0], down[0]
+            return rms_norm_mlp(x, *weights, 0.0, "none", mlp.activation, first[1], down[1])
+    elif down is None and _is_sharded(mlp, x):
+        rows = _rows_here(mlp)
+        if rows is not None:
+            return mlp.down_proj(gated_activation(functional.linear(x, *rows), mlp.activation))
+    return mlp.stock_forward(x)
+
+
+def why_in_parts(mlp: Any) -> str:
+    """Why ``mlp`` runs as its own class does; empty where it runs in one call, or in two where it is sharded."""
+    if not _has_its_activation(mlp):
+        return "its activation was exchanged or has hooks, so it is called as a module"
+    if not mlp.packed and is_sharded(getattr(mlp.gate_proj, "weight", None)):
+        return "" if _rows_here(mlp) else "its sharded rows are no one product, so its products are called as modules"
+    parts = None if mlp.packed else _parts(mlp)
+    first = weight_and_bias(mlp.gate_up_proj) if mlp.packed else parts
+    if first is None or weight_and_bias(mlp.down_proj) is None:
+        return "its products are no plain nn.Linear, so they are called as modules"
+    if parts is not None and _rows(*parts) is None:
+        return "the rows of gate and up do not lie one after the other, so its products are called as modules"
+    return ""
+
+
+def _has_its_activation(mlp: Any) -> bool:
+    name = mlp.act_name
+    module = mlp._modules.get(name)
+    if module is None:
+        return not name or getattr(mlp, name) is mlp.act
+    return type(module) is mlp.act and not has_hooks(module)
+
+
+def _is_sharded(mlp: Any, x: torch.Tensor) -> bool:
+    """Whether this rank holds a part of the rows, and the input is whole and needs no gradient."""
+    gate = mlp._modules.get("gate_proj")
+    return (
+        gate is not None
+        and is_sharded(gate._parameters.get("weight"))
+        and type(x) in TENSORS
+        and not torch.is_grad_enabled()
+        and not _is_compiling()
+        and _has_its_activation(mlp)
+    )
+
+
+def _rows_here(mlp: Any) -> Linear | None:
+    """This rank's rows of gate and up as one product, and their bias."""
+    gate, up = rows_here(mlp.gate_proj), rows_here(mlp.up_proj)
+    if gate is None or up is None or (gate[1] is None) != (up[1] is None):
+        return None
+    weight = rows_of(gate[0], up[0])
+    bias = None if gate[1] is None or up[1] is None else rows_of(gate[1], up[1])
+    return None if weight is None or (bias is None and gate[1] is not None) else (weight, bias)
+
+
+def _parts(mlp: Any) -> tuple[Linear, Linear] | None:
+    gate, up = weight_and_bias(child(mlp, "gate_proj")), weight_and_bias(child(mlp, "up_proj"))
+    return None if gate is None or up is None or (gate[1] is None) != (up[1] is None) else (gate, up)
+
+
+def _rows(gate: Linear, up: Linear) -> Linear | None:
+    """The weight and bias of gate and up as one product, where they lie so."""
+    weight = rows_of(gate[0], up[0])
+    if weight is None or gate[1] is None or up[1] is None:
+        return None if weight is None else (weight, None)
+    bias = rows_of(gate[1], up[1])
+    return None if bias is None else (weight, bias)
+
+
+def _first_product(mlp: Any, x: Any) -> tuple[Any, Linear | None]:
+    """The input, and the weight and bias of gate and up as one product, or None."""
+    parts = _parts(mlp)
+    rows = None if parts is None else _rows(*parts)
+    if parts is None or rows is None:
+        if parts is not None:
+            forget(parts[0][0])  # memory that the parameters have left
+        return x, None
+    (gate, gate_bias), (up, up_bias) = parts
+    weight: Any = rows[0]
+    bias: Any = rows[1]
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(x, gate, up, gate_bias, up_bias):
+        if _functorch_level() is not None or forward_ad._current_level >= 0:
+            return x, None  # transforms need PyTorch's own operators
+        x, weight = joined(x, weight, gate, up)
+        if bias is not None:
+            _, bias = joined(None, bias, gate_bias, up_bias)  # type: ignore[arg-type]
+    return x, (weight, bias)
+
+
+def _compiled(mlp: Any, x: torch.Tensor, down: Linear) -> torch.Tensor:
+    """In a graph the parameters are inputs, and where they lie is looked up when it runs."""
+    parts = _parts(mlp)
+    if parts is None or torch.compiler.is_exporting():  # an exported program is to have the stock model's weights
+        return mlp.stock_forward(x)
+    (gate, gate_bias), (up, up_bias) = parts
+    return mlp_of_parts(x, gate, up, down[0], mlp.activation, gate_bias, up_bias, down[1])

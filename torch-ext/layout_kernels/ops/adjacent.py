@@ -1,0 +1,167 @@
+"""Parameters whose rows lie one after the other in memory, and the one matrix that all of their rows are.
+
+Parallel products (gate and up) read one input; as one product of all rows they read it once and start once. A compiler
+cannot make that of two parameters, since it may not move them. Here the parameters keep their identity, shapes and
+values, and only their memory changes: each becomes a tensor with a storage of its own inside one block, so that
+whatever saves, shares or updates them in place sees ordinary parameters. (Views of one storage would not do:
+`safetensors.torch.save_model` refuses tensors that cover a part of a storage.)
+
+Whoever assigns other memory to a parameter (`.to(...)`, `param.data = ...`) takes it out of its block. Nothing here
+trusts a record: `rows_of` compares addresses, shapes and strides at each call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack
+
+
+@dataclass(frozen=True)
+class _Block:
+    """All rows, and the address and shape of each part."""
+
+    rows: torch.Tensor
+    parts: tuple[tuple[int, torch.Size], ...]
+
+
+# By the address of the first part. A block lives as long as the parameter that was first in it when it was made.
+_blocks: dict[int, _Block] = {}
+_address_of: dict[int, int] = {}  # id of that parameter -> address
+
+
+def rows_of(*parts: torch.Tensor) -> torch.Tensor | None:
+    """The matrix (or vector) of all rows of `parts`, in their memory; None where they do not lie one after the other.
+
+    It requires no gradient; `joined` gives one that does.
+    """
+    block = _blocks.get(parts[0].data_ptr())
+    if block is None or len(block.parts) != len(parts):
+        return None
+    rows = block.rows
+    if parts[0].device != rows.device:
+        return None
+    for part, (address, shape) in zip(parts, block.parts, strict=True):
+        if (
+            part.data_ptr() != address
+            or part.shape != shape
+            or part.dtype is not rows.dtype
+            or not part.is_contiguous()
+        ):
+            return None
+    return rows
+
+
+def why_not_lay(*parts: torch.Tensor) -> str:
+    """Why the memory of `parts` must stay as it is; empty where it may be laid out anew."""
+    first = parts[0]
+    if len({id(part) for part in parts}) < len(parts):
+        return "a weight is there twice"
+    for part in parts:
+        if type(part) not in (torch.nn.Parameter, torch.Tensor):
+            return f"a weight is a {type(part).__name__} (quantised or sharded)"
+        if part.layout is not torch.strided or not part.dim():
+            return f"a weight is {part.layout} with {part.dim()} dimensions"
+        if hasattr(part, "_fsdp_flattened"):
+            return "its weights are parts of a flat parameter (sharded)"
+        if part.is_meta:
+            return "its weights are not in memory (offloaded, or not loaded yet)"
+        if part.is_inference():
+            return "its weights were made in inference mode"
+        if part.is_cpu and part.is_shared():
+            return "its weights are shared with other processes"
+        if (part.dtype, part.device, part.shape[1:]) != (first.dtype, first.device, first.shape[1:]):
+            return "its weights differ in dtype, device or width"
+        if not part.numel():
+            return "a weight is empty"
+    return ""
+
+
+def lay(*parts: torch.Tensor) -> bool:
+    """Lay the rows of `parts` one after the other; the parameters stay the same objects with the same values.
+
+    Never called in a forward. One copy of the parts is made at a time.
+
+    Returns:
+        Whether they lie so now; `why_not_lay` says why not.
+    """
+    if why_not_lay(*parts):
+        return False
+    if rows_of(*parts) is not None:
+        return True
+    # What is made in inference mode can never be trained.
+    with torch.inference_mode(False), torch.no_grad():
+        divide(torch.cat([part.detach() for part in parts]), *parts)
+    return True
+
+
+def divide(rows: torch.Tensor, *parts: torch.Tensor) -> None:
+    """Make `parts` the rows of `rows`, which nobody else may hold: their data is in its memory afterwards.
+
+    The sizes of the parts say how many rows each gets.
+    """
+    found, at = [], 0
+    for part in parts:
+        piece = rows[at : at + len(part)]
+        at += len(part)
+        # Through a capsule: torch.from_dlpack asks for a name of the device that an NPU has not.
+        part.data = from_dlpack(to_dlpack(piece))
+        found.append((piece.data_ptr(), piece.shape))
+    for part in parts:
+        forget(part)
+    first = parts[0]
+    _blocks[first.data_ptr()] = _Block(rows, tuple(found))
+    if id(first) not in _address_of:
+        weakref.finalize(first, _forget, id(first)).atexit = False
+    _address_of[id(first)] = first.data_ptr()
+
+
+def forget(first: torch.Tensor) -> None:
+    """Let go of the block that `first` was the first part of, whose parts have gone elsewhere."""
+    address = _address_of.get(id(first))
+    if address:
+        _blocks.pop(address, None)
+        _address_of[id(first)] = 0  # another block may lie there from now on
+
+
+def _forget(number: int) -> None:
+    address = _address_of.pop(number, None)
+    if address is not None:
+        _blocks.pop(address, None)
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, rows, *parts):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*parts)  # changed in place before the backward: an error, as with separate products
+        ctx.set_materialize_grads(False)
+        rows = rows.detach()
+        if not any(ctx.needs_input_grad[2:]):
+            ctx.mark_non_differentiable(rows)
+        return None if x is None else x.view_as(x), rows
+
+    @staticmethod
+    def backward(ctx, grad_x, grad):  # type: ignore[no-untyped-def]
+        sizes = [len(part) for part in ctx.saved_tensors]
+        grads = [None] * len(sizes) if grad is None else grad.split(sizes)
+        return grad_x, None, *(g if need else None for g, need in zip(grads, ctx.needs_input_grad[2:], strict=True))
+
+
+def joined(
+    x: torch.Tensor | None, rows: torch.Tensor, *parts: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """`x` and `rows` for their product: the gradient of `rows` is that of the `parts` that it consists of.
+
+    `x` goes through so that parts which change in place before its gradient is made are an error, as they are where
+    they are multiplied one by one.
+    """
+    return _Joined.apply(x, rows, *parts)
+
+
+def gathered(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The matrix of all rows of `parts`: their memory where they lie one after the other, else a copy."""
+    rows = rows_of(*parts)
+    return torch.cat(list(parts)) if rows is None else rows
