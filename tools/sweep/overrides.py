@@ -145,6 +145,7 @@ SHORT: tuple[str, ...] = (
     "blt",  # its constructor calls eval()
     "deepseek_v4",  # a loose renaming hits its norm
     "diffusion_gemma",  # norms tied by name
+    "zamba",  # products that two layers tie
     "falcon_mamba",  # its blocks read norm.weight
     "gemma2",  # 1 + weight, a sandwich of norms
     "gemma3n_text",  # norms with and without weight in one class

@@ -60,10 +60,9 @@ def why_in_parts(mlp: Any) -> str:
 
 
 def _has_its_activation(mlp: Any) -> bool:
-    name = mlp.act_name
-    module = mlp._modules.get(name)
+    module = mlp._modules.get(mlp.act_name)
     if module is None:
-        return not name or getattr(mlp, name) is mlp.act
+        return not mlp.act_name or getattr(mlp, mlp.act_name) is mlp.act
     return type(module) is mlp.act and not has_hooks(module)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _global_hooks
+from torch.nn.modules import module as _every_module
 
 TENSORS = (nn.Parameter, torch.Tensor)
 
@@ -30,14 +30,25 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def weight_and_bias(module: nn.Module) -> tuple[nn.Parameter, torch.Tensor | None] | None:
     """Of a module for which :func:`is_plain_linear` holds, else None."""
+    own = module.__dict__
+    parameters = own["_parameters"]
     if (
-        type(module) is nn.Linear
-        and type(weight := parameter(module, "weight")) is nn.Parameter
-        and not has_hooks(module)
-        and _has_linear_forward(module)
+        type(module) is not nn.Linear
+        or own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or _every_module._global_forward_hooks
+        or _every_module._global_forward_pre_hooks
+        or ("forward" in own and not _has_linear_forward(module))
     ):
-        return weight, parameter(module, "bias")
-    return None
+        return None
+    # Registered and not shadowed, as nearly always; else what the module itself would read.
+    usual = "weight" in parameters and "bias" in parameters and "weight" not in own and "bias" not in own
+    weight = parameters["weight"] if usual else parameter(module, "weight")
+    if type(weight) is not nn.Parameter:
+        return None
+    return weight, parameters["bias"] if usual else parameter(module, "bias")
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -47,8 +58,8 @@ def has_hooks(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or _global_hooks._global_forward_hooks
-        or _global_hooks._global_forward_pre_hooks
+        or _every_module._global_forward_hooks
+        or _every_module._global_forward_pre_hooks
     )
 
 

@@ -140,15 +140,21 @@ def filled(layout: Any, mlp: Any) -> Any:
         return mlp
     for kind, merged in layout.gate_up_proj._parameters.items():
         if merged is not None:
-            rows = merged.detach()
-            halves = [
-                nn.Parameter(torch.empty_like(half) if rows.is_meta else half, merged.requires_grad)
-                for half in rows.chunk(2)
-            ]
-            if not rows.is_meta:
-                divide(rows, *halves)
-            mlp.gate_proj._parameters[kind], mlp.up_proj._parameters[kind] = halves
+            mlp.gate_proj._parameters[kind], mlp.up_proj._parameters[kind] = _halves(merged)
     return mlp
+
+
+def _halves(merged: Any) -> tuple[nn.Parameter, nn.Parameter]:
+    """Gate's and up's parameter in the memory of ``merged``: the same two wherever it is tied to (Zamba)."""
+    found = getattr(merged, "layout_kernels_halves", None)
+    if found is None:
+        rows = merged.detach()
+        gate, up = (torch.empty_like(half) if rows.is_meta else half for half in rows.chunk(2))
+        found = nn.Parameter(gate, merged.requires_grad), nn.Parameter(up, merged.requires_grad)
+        if not rows.is_meta:
+            divide(rows, *found)
+        merged.layout_kernels_halves = found
+    return found
 
 
 def adopt_mlp(mlp: Any, layer: type[nn.Module], name: str = "", **settings: Any) -> None:

@@ -25,6 +25,8 @@ class _Block:
     """All rows, and the address and shape of each part."""
 
     rows: torch.Tensor
+    dtype: torch.dtype
+    device: torch.device
     parts: tuple[tuple[int, torch.Size], ...]
 
 
@@ -41,18 +43,11 @@ def rows_of(*parts: torch.Tensor) -> torch.Tensor | None:
     block = _blocks.get(parts[0].data_ptr())
     if block is None or len(block.parts) != len(parts):
         return None
-    rows = block.rows
-    if parts[0].device != rows.device:
-        return None
-    for part, (address, shape) in zip(parts, block.parts, strict=True):
-        if (
-            part.data_ptr() != address
-            or part.shape != shape
-            or part.dtype is not rows.dtype
-            or not part.is_contiguous()
-        ):
+    rows, dtype = block.rows, block.dtype
+    for part, (address, shape) in zip(parts, block.parts):  # noqa: B905 as long as each other
+        if part.data_ptr() != address or part.shape != shape or part.dtype is not dtype or not part.is_contiguous():
             return None
-    return rows
+    return rows if parts[0].device == block.device else None
 
 
 def why_not_lay(*parts: torch.Tensor) -> str:
@@ -113,7 +108,7 @@ def divide(rows: torch.Tensor, *parts: torch.Tensor) -> None:
     for part in parts:
         forget(part)
     first = parts[0]
-    _blocks[first.data_ptr()] = _Block(rows, tuple(found))
+    _blocks[first.data_ptr()] = _Block(rows, rows.dtype, rows.device, tuple(found))
     if id(first) not in _address_of:
         weakref.finalize(first, _forget, id(first)).atexit = False
     _address_of[id(first)] = first.data_ptr()
