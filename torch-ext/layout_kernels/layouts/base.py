@@ -210,7 +210,7 @@ def settle_all(model: nn.Module, early: bool = False) -> None:
     Raises:
         ValueError: a layout was refused or has no weights; nothing has settled then.
     """
-    layouts = [layout for _, layout in layouts_of(model)]
+    layouts = [layout for _, layout in layouts_of(model) if hasattr(layout, "settle")]  # of earlier versions: stay
     if not early:
         for layout in layouts:
             layout.finish_loading()

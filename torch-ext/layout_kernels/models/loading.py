@@ -16,11 +16,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-
-from .. import conversion, patching
-from ..layouts.base import settle_all
+from .. import patching
 from ..plain import is_plain_linear
+from .settling import settling
 from .versions import check_versions
 
 
@@ -181,69 +179,6 @@ def _class_patches() -> Iterator[None]:
 
 
 @contextmanager
-def _settling() -> Iterator[None]:
-    """Let layouts settle before the weights are loaded where something else goes by the stock names meanwhile.
-
-    A quantiser exchanges products by name, a parallel plan shards them by name, and files for weights on disk are
-    written by name. A model that is built from a config has no load to wait for.
-    """
-    from transformers import PreTrainedModel, modeling_utils
-
-    models: Any = PreTrainedModel
-    record, distribute = modeling_utils.patch_output_recorders, models.maybe_distribute_model.__func__
-    load, build = models._load_pretrained_model, models._from_config.__func__
-
-    def settle(model: Any) -> None:
-        conversion.verify_all(model)
-        settle_all(model, early=True)
-
-    def recording(model: Any) -> None:
-        record(model)
-        if getattr(model.config, "quantization_config", None) is not None:
-            settle(model)
-
-    def distributing(cls: Any, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
-        if mesh_manager is not None:
-            settle(model)
-        return distribute(cls, model, distributed_config, mesh_manager)
-
-    def loading(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *rest: Any, **named: Any) -> Any:
-        if "disk" in (load_config.device_map or {}).values():
-            settle(model)
-        return load(model, state_dict, checkpoint_files, load_config, *rest, **named)
-
-    def building(cls: Any, config: Any, **kwargs: Any) -> Any:
-        model = build(cls, config, **kwargs)
-        if not torch.empty(0).is_meta:  # else a part of a model that is being loaded
-            settle(model)
-        return model
-
-    with ExitStack() as stack:
-        for name, wrapper in (
-            ("maybe_distribute_model", classmethod(distributing)),
-            ("_load_pretrained_model", staticmethod(loading)),
-            ("_from_config", classmethod(building)),
-        ):
-            stack.enter_context(_exchanged(PreTrainedModel, name, wrapper))
-        stack.enter_context(_exchanged(modeling_utils, "patch_output_recorders", recording))
-        yield
-
-
-@contextmanager
-def _exchanged(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Another attribute, and the one that was there before, or none, afterwards."""
-    before = vars(holder).get(name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, before)
-
-
-@contextmanager
 def _whole_parents() -> Iterator[None]:
     """Put back the ``_no_split_modules`` of the classes to which a layout added its fused parent."""
     from transformers import PreTrainedModel
@@ -310,7 +245,7 @@ def kernel_loading(linear: bool = False) -> Iterator[None]:
     shared = _shared()
     with shared.lock, ExitStack() as stack:
         if shared.depth == 0:
-            for scope in (_registries, _output_recorders, _class_patches, _whole_parents, _settling):
+            for scope in (_registries, _output_recorders, _class_patches, _whole_parents, settling):
                 stack.enter_context(scope())
         else:
             stack.enter_context(_registries())

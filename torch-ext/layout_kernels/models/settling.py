@@ -1,0 +1,79 @@
+"""Loads in which something goes by the stock names before the weights are there: layouts settle before it does.
+
+Sources: transformers 5.22.2, ``modeling_utils.py`` and ``distributed/mixin.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from .. import conversion
+from ..layouts.base import settle_all
+
+
+@contextmanager
+def settling() -> Iterator[None]:
+    """Let layouts settle before the weights are loaded where something else goes by the stock names meanwhile.
+
+    A quantiser exchanges products by name, a parallel plan shards them by name, and files for weights on disk are
+    written by name. A model that is built from a config has no load to wait for.
+    """
+    from transformers import PreTrainedModel, modeling_utils
+
+    models: Any = PreTrainedModel
+    record, load, build = modeling_utils.patch_output_recorders, models._load_pretrained_model, models._from_config
+    distribute: Any = getattr(models, "maybe_distribute_model", None)  # earlier releases have another one
+
+    def settle(model: Any) -> None:
+        conversion.verify_all(model)
+        settle_all(model, early=True)
+
+    def recording(model: Any) -> None:
+        record(model)
+        if getattr(model.config, "quantization_config", None) is not None:
+            settle(model)
+
+    def distributing(cls: Any, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
+        if mesh_manager is not None:
+            settle(model)
+        return distribute.__func__(cls, model, distributed_config, mesh_manager)
+
+    def loading(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *rest: Any, **named: Any) -> Any:
+        if "disk" in (load_config.device_map or {}).values():
+            settle(model)
+        return load(model, state_dict, checkpoint_files, load_config, *rest, **named)
+
+    def building(cls: Any, config: Any, **kwargs: Any) -> Any:
+        model = build.__func__(cls, config, **kwargs)
+        if not torch.empty(0).is_meta:  # else a part of a model that is being loaded
+            settle(model)
+        return model
+
+    with ExitStack() as stack:
+        for name, wrapper in (
+            ("maybe_distribute_model", classmethod(distributing)),
+            ("_load_pretrained_model", staticmethod(loading)),
+            ("_from_config", classmethod(building)),
+        ):
+            if hasattr(models, name):
+                stack.enter_context(_exchanged(models, name, wrapper))
+        stack.enter_context(_exchanged(modeling_utils, "patch_output_recorders", recording))
+        yield
+
+
+@contextmanager
+def _exchanged(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Another attribute, and the one that was there before, or none, afterwards."""
+    before = vars(holder).get(name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, before)
