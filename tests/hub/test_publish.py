@@ -251,36 +251,6 @@ def test_a_token_in_an_error_is_blotted_out(
     assert capsys.readouterr().err == "publish: https://user:<token>@hub\n"
 
 
-def test_a_variant_of_another_processor_stays_while_the_sources_are_the_same(
-    maintainer: Client, builds: dict[int, Path], tmp_path: Path
-) -> None:
-    from tools.project import read_project
-    from tools.publishing.variants import expected_id, gather
-
-    folder = tmp_path / "build"
-    shutil.copytree(builds[1] / "torch-cpu", folder / "torch-cpu")
-    other = tmp_path / "aarch64" / "torch-stable-abi210-cpu-aarch64-linux"
-    shutil.copytree(builds[1] / "torch-cpu", other)
-    metadata = json.loads((other / "metadata.json").read_text())
-    metadata["id"] = expected_id(read_project(), other.name, "cpu", 1)
-    (other / "metadata.json").write_text(json.dumps(metadata))
-    assert [path.name for path in gather(read_project(), folder, [other.parent], 1)] == ["torch-cpu", other.name]
-
-    both = tmp_path / "both"
-    for source in (folder / "torch-cpu", other):
-        shutil.copytree(source, both / source.name)
-    assert upload(maintainer, both, 1).returncode == 0
-    alone = upload(maintainer, folder, 1)
-    assert "stays" in alone.stdout, alone.stderr
-    names = published_files(maintainer.hub.store.repository(REPO), "v1")
-    assert f"build/{other.name}/metadata.json" in names
-
-    metadata["id"] = "_layout_kernels_cpu_000000000000"
-    (other / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(ValueError, match="built from other sources"):
-        gather(read_project(), folder, [other.parent], 1)
-
-
 def test_the_command_refuses_what_is_no_repository() -> None:
     command = [sys.executable, "-m", "tools.publish", "no-owner", "--dry-run"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

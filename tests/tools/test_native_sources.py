@@ -1,0 +1,72 @@
+"""The compiled variant depends on its sources, all of them, and on nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.native import compile as compiling
+from tools.project import ROOT, read_project
+
+EDIT_EACH = """
+import json
+from tools.native.compile import sources
+from tools.project import ROOT, read_project
+from tools.publishing.variants import expected_id
+
+project = read_project()
+VARIANTS = ("torch-cpu", "torch-stable-abi210-cpu-x86_64-linux", "torch-stable-abi210-cpu-aarch64-linux")
+
+def ids():
+    return [expected_id(project, name, "cpu", 1) for name in VARIANTS]
+
+found = {"": ids()}
+for path in sources():
+    original = path.read_bytes()
+    path.write_bytes(original + b"\\n")
+    found[path.relative_to(ROOT).as_posix()] = ids()
+    path.write_bytes(original)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def ids_after_edits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The ids that a copy of the tree gives, by the source that was edited; "" for none."""
+    tree = tmp_path_factory.mktemp("edited")
+    for name in ("kernel-src", "torch-ext", "tools"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copy(ROOT / "build.toml", tree)
+    printed = subprocess.run([sys.executable, "-c", EDIT_EACH], cwd=tree, capture_output=True, text=True, check=False)
+    assert printed.returncode == 0, printed.stderr
+    return json.loads(printed.stdout)
+
+
+def test_a_change_in_any_source_changes_the_id_of_the_compiled_variants_alone(
+    ids_after_edits: dict[str, list[str]],
+) -> None:
+    pure, *compiled = ids_after_edits.pop("")
+    assert {name.rpartition(".")[2] for name in ids_after_edits} == {"cpp", "h", "inl", "py"}
+    assert set(read_project().table["kernel"]["cpu"]["src"]) < set(ids_after_edits)
+    for name, (pure_after, *compiled_after) in ids_after_edits.items():
+        assert pure_after == pure, name
+        assert set(compiled_after).isdisjoint(compiled), name
+    everything = [identifier for _, *after in ids_after_edits.values() for identifier in after]
+    assert len(set(everything)) == len(everything), "two edits gave the same id"
+
+
+@pytest.mark.parametrize("unit", [path for path in compiling.sources() if path.suffix == ".cpp"], ids=lambda p: p.name)
+def test_every_file_of_the_tree_that_the_compiler_reads_is_a_source(unit: Path) -> None:
+    """`sources()` goes into the id, so a header that it does not name could change without a new id."""
+    command = ["g++", "-MM", *compiling._flags(unit, "identifier", sanitize=False), str(unit)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    read = {Path(word).resolve() for word in printed.partition(":")[2].replace("\\\n", " ").split()}
+    assert unit in read
+    assert {path for path in read if path.is_relative_to(ROOT) and ".venv" not in path.parts} <= set(
+        compiling.sources()
+    )
