@@ -91,15 +91,25 @@ def plan_variants(project: Project, backends: Iterable[str]) -> list[Variant]:
             f"unknown backends {', '.join(unknown)}: build.toml has {', '.join(project.backends)}; "
             "name one of these, or add the backend to general.backends"
         )
-    pure = [Variant(PURE_DIRECTORIES.get(name, f"torch-{name}"), name) for name in chosen]
+    pure = [Variant(pure_directory(name), name) for name in chosen]
     return [*pure, *(variant for name in chosen for variant in _native_variants(project, name))]
+
+
+def pure_directory(backend: str) -> str:
+    """The folder of the pure-Python variant of a backend."""
+    return PURE_DIRECTORIES.get(backend, f"torch-{backend}")
+
+
+def native_directory(project: Project, backend: str, machine: str, system: str) -> str:
+    """The folder of the compiled variant of a backend for a processor and an operating system."""
+    abi = project.table["torch"]["stable-abi"][backend].replace(".", "")
+    return f"torch-stable-abi{abi}-{backend}-{machine}-{system}"
 
 
 def _native_variants(project: Project, backend: str) -> Iterator[Variant]:
     """The compiled variants of a backend: one for this machine where build.toml has a [kernel.*] section for it."""
-    if any(section["backend"] == backend for section in project.table.get("kernel", {}).values()):
-        abi = project.table["torch"]["stable-abi"][backend].replace(".", "")
-        directory = f"torch-stable-abi{abi}-{backend}-{platform.machine()}-{platform.system().lower()}"
+    if backend in project.compiled_backends:
+        directory = native_directory(project, backend, platform.machine(), platform.system().lower())
         yield Variant(directory, backend, tuple(sources()), compile_extension)
 
 
@@ -176,7 +186,7 @@ def _write_metadata(project: Project, variant: Variant, version: int, identifier
         "name": str(project.name),
         "version": version,
         "license": project.license,
-        "python-depends": [],
+        "python-depends": project.python_depends(variant.backend),
         "backend": {"type": variant.backend},
         "digest": {"algorithm": "sha256", "files": dict(sorted(digest.files.items()))},
     }

@@ -37,6 +37,16 @@ class Project:
         """Folder of the Python package that every variant carries."""
         return ROOT / "torch-ext" / self.name.python_name
 
+    @property
+    def compiled_backends(self) -> list[str]:
+        """Backends that have compiled variants beside the pure-Python one."""
+        return sorted({section["backend"] for section in self.table.get("kernel", {}).values()})
+
+    def python_depends(self, backend: str) -> list[str]:
+        """Python packages that a variant of the backend declares."""
+        general = self.table["general"]
+        return sorted([*general.get("python-depends", []), *general.get(backend, {}).get("python-depends", [])])
+
 
 def read_project(root: Path = ROOT) -> Project:
     """Read `root`/build.toml.

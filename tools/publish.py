@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 # The storage that hf_xet talks to is another service than the Hub itself; plain uploads need the Hub alone.
@@ -28,8 +29,8 @@ from tools.check_build import READ, check, print_verdicts
 from tools.project import ROOT, read_project
 from tools.publishing import difference as differences
 from tools.publishing.hub import Target
+from tools.publishing.names import public_names, removed_names
 from tools.publishing.published_names import names_on_hub
-from tools.publishing.rules import public_names, removed_names
 from tools.publishing.steps import Steps
 from tools.publishing.variants import gather, still_valid
 
@@ -56,8 +57,9 @@ class Publishing:
     def __init__(self, options: argparse.Namespace, steps: Steps, version: int | None = None) -> None:
         self.options = options
         self.steps = steps
-        self.project = read_project()
-        self.version = self.project.version if version is None else version
+        project = read_project()
+        self.version = project.version if version is None else version
+        self.project = replace(project, version=self.version)
         self.branch = f"v{self.version}"
         self.api = HfApi()
         self.target = Target(self.api, options.repo, self.branch)
@@ -108,8 +110,8 @@ class Publishing:
 
     def _check(self) -> None:
         self.steps.begin("check the build")
-        verdicts = [check(self.options.output, say=self.steps.work)]
-        verdicts += [check(folder, READ, say=self.steps.work) for folder in self.options.extra]
+        verdicts = [check(self.options.output, say=self.steps.work, project=self.project)]
+        verdicts += [check(folder, READ, self.steps.work, self.project) for folder in self.options.extra]
         self.steps.clear()
         kept = [print_verdicts(found) for found in verdicts]  # each is printed, also after a broken one
         if not all(kept):

@@ -15,7 +15,7 @@ from kernels._rust import Digest, DigestAlgorithm, DigestValidationError, Metada
 
 from tests.hub.conftest import upload
 from tests.support.hub import Hub
-from tests.support.hub_client import REPO, Client, Session
+from tests.support.hub_client import REPO, ROOT, Client, Session
 
 INSTALL = f"import kernels; answer = str(kernels.install_kernel({REPO!r}, version=1, trust_remote_code=True))"
 FILE = r"GET /kernels/.*/resolve/.*/layers\.py"
@@ -133,6 +133,13 @@ found = k.verify({REPO!r}, "v1")
 answer = dict(valid=found.valid, text=str(found))
 """
 
+VERIFY_UNLOADED = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "torch-ext")!r})
+import layout_kernels
+answer = str(layout_kernels.verify({REPO!r}, "v1"))
+"""
+
 
 def test_a_file_that_was_changed_after_publishing_is_loaded_but_found_by_verify_and_mended(
     session: Session, user: Client
@@ -155,6 +162,19 @@ def test_a_file_that_was_changed_after_publishing_is_loaded_but_found_by_verify_
     mend = user.hf("download", REPO, "--type", "kernel", "--revision", "v1", "--force-download")
     assert mend.returncode == 0, mend.stderr
     assert session.ask(VERIFY)["answer"]["valid"] is True
+
+
+def test_a_blob_that_is_missing_from_the_cache_is_named_and_mended(session: Session, user: Client) -> None:
+    variant = assert_installed(session.ask(INSTALL))
+    for name in ("plugin.py", "metadata.json"):
+        (variant / name).resolve().unlink()
+    text = session.ask(VERIFY_UNLOADED)["answer"]
+    assert "plugin.py cannot be read: it leads to ../../../../blobs/" in text
+    assert "metadata.json cannot be read: it leads to " in text
+    assert "hf download REPOSITORY --type kernel --revision ... --force-download" in text
+    mend = user.hf("download", REPO, "--type", "kernel", "--revision", "v1", "--force-download")
+    assert mend.returncode == 0, mend.stderr
+    assert "as published" in session.ask(VERIFY_UNLOADED)["answer"]
 
 
 def test_a_file_that_a_proxy_shortens_is_refused(session: Session, user: Client) -> None:

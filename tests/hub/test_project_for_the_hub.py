@@ -11,7 +11,7 @@ import pytest
 from kernels._rust import Build
 
 from tests.support.hub_client import REPO, ROOT
-from tools.publishing.rules import public_names
+from tools.publishing.names import public_names
 
 CARD = (ROOT / "CARD.md").read_text(encoding="utf-8")
 

@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,10 @@ def state(hub: Hub) -> dict[str, dict[str, str]]:
 
 def published_files(repository: Repository, branch: str) -> set[str]:
     return set(repository.resolve(branch).files)
+
+
+def build_files(folder: Path) -> set[str]:
+    return {f"build/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
 
 
 def small_build(folder: Path, text: str, variants: tuple[str, ...] = ("torch-cpu", "torch-cuda")) -> Path:
@@ -145,6 +151,67 @@ def test_a_publication_meanwhile_is_noticed(maintainer: Client, tmp_path: Path) 
     assert "somebody else published meanwhile" in result.stderr
 
 
+@pytest.mark.parametrize("late", [r"POST .*/branch/publishing-", r"POST .*/commit/publishing-", r"POST .*/branch/v1$"])
+def test_of_two_first_publications_at_once_one_wins_whole_and_the_other_is_told(
+    late: str, empty_hub: Hub, tmp_path: Path
+) -> None:
+    """The slower one is stopped at each of its steps while the faster one does all of its own."""
+    hub = empty_hub
+    slow, fast = (Client(hub, tmp_path / name) for name in ("slow", "fast"))
+    slow_build = small_build(tmp_path / "one", "one", ("torch-cpu", "torch-cuda"))
+    fast_build = small_build(tmp_path / "two", "two", ("torch-cpu", "torch-npu"))
+    hub.fail(late, "delay", seconds=120)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(upload, slow, slow_build, 1)
+        while hub.faults.happened == 0:
+            assert not waiting.done(), waiting.result()
+            time.sleep(0.05)
+        won = upload(fast, fast_build, 1)
+        hub.faults.stopped.set()
+        lost = waiting.result()
+    assert won.returncode == 0, won.stderr
+    assert lost.returncode == 1, lost.stdout
+    assert "somebody else created v1" in lost.stderr
+    assert "run it again" in lost.stderr
+    repository = hub.store.repository(REPO)
+    assert set(repository.branches) == {"main", "v1"}
+    assert {name for name in published_files(repository, "v1") if name.startswith("build/")} == build_files(fast_build)
+    again = upload(slow, slow_build, 1)
+    assert again.returncode == 0, again.stderr
+    assert "build/torch-npu/layers.py" not in published_files(repository, "v1")
+
+
+def test_two_first_publications_that_commit_at_the_same_moment_give_the_files_of_one(
+    empty_hub: Hub, tmp_path: Path
+) -> None:
+    texts = {"one": ("torch-cpu", "torch-cuda"), "two": ("torch-cpu", "torch-npu")}
+    builds = [small_build(tmp_path / text, text, variants) for text, variants in texts.items()]
+    empty_hub.fail(r"POST .*/commit/publishing-", "delay", seconds=120, times=2)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(upload, Client(empty_hub, tmp_path / f"home{i}"), builds[i], 1) for i in (0, 1)]
+        while empty_hub.faults.happened < 2:
+            assert not any(future.done() for future in running), [future.result() for future in running]
+            time.sleep(0.05)
+        empty_hub.faults.stopped.set()
+        codes = [future.result().returncode for future in running]
+    assert sorted(codes) == [0, 1]
+    winner = builds[codes.index(0)]
+    files = empty_hub.store.repository(REPO).resolve("v1").files
+    assert {name for name in files if name.startswith("build/")} == build_files(winner)
+    assert empty_hub.store.read(files["build/torch-cpu/layers.py"]) == (winner / "torch-cpu/layers.py").read_bytes()
+
+
+def test_a_staging_branch_that_a_killed_run_left_goes_with_the_next_publication(
+    maintainer: Client, tmp_path: Path
+) -> None:
+    folder = small_build(tmp_path / "build", "one")
+    repository = maintainer.hub.store.create(REPO)
+    repository.branches["publishing-v1-0123456789ab"] = repository.branches["main"]
+    repository.branches["publishing-v2-0123456789ab"] = repository.branches["main"]
+    assert upload(maintainer, folder, 1).returncode == 0
+    assert set(repository.branches) == {"main", "v1", "publishing-v2-0123456789ab"}, "another version is not ours"
+
+
 def test_a_name_that_users_have_cannot_leave_a_version(maintainer: Client, tmp_path: Path) -> None:
     folder = small_build(tmp_path / "build", "one")
     assert upload(maintainer, folder, 1).returncode == 0
@@ -182,36 +249,6 @@ def test_a_token_in_an_error_is_blotted_out(
 
     assert publish.guarded(work) == 1
     assert capsys.readouterr().err == "publish: https://user:<token>@hub\n"
-
-
-def test_a_variant_of_another_processor_stays_while_the_sources_are_the_same(
-    maintainer: Client, builds: dict[int, Path], tmp_path: Path
-) -> None:
-    from tools.project import read_project
-    from tools.publishing.variants import expected_id, gather
-
-    folder = tmp_path / "build"
-    shutil.copytree(builds[1] / "torch-cpu", folder / "torch-cpu")
-    other = tmp_path / "aarch64" / "torch-stable-abi210-cpu-aarch64-linux"
-    shutil.copytree(builds[1] / "torch-cpu", other)
-    metadata = json.loads((other / "metadata.json").read_text())
-    metadata["id"] = expected_id(read_project(), other.name, "cpu", 1)
-    (other / "metadata.json").write_text(json.dumps(metadata))
-    assert [path.name for path in gather(read_project(), folder, [other.parent], 1)] == ["torch-cpu", other.name]
-
-    both = tmp_path / "both"
-    for source in (folder / "torch-cpu", other):
-        shutil.copytree(source, both / source.name)
-    assert upload(maintainer, both, 1).returncode == 0
-    alone = upload(maintainer, folder, 1)
-    assert "stays" in alone.stdout, alone.stderr
-    names = published_files(maintainer.hub.store.repository(REPO), "v1")
-    assert f"build/{other.name}/metadata.json" in names
-
-    metadata["id"] = "_layout_kernels_cpu_000000000000"
-    (other / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(ValueError, match="built from other sources"):
-        gather(read_project(), folder, [other.parent], 1)
 
 
 def test_the_command_refuses_what_is_no_repository() -> None:

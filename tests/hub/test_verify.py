@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import kernels.verify
 import pytest
 import sigstore.models
+from kernels._rust import Digest, DigestAlgorithm
 from sigstore.errors import VerificationError
 from sigstore.verify.policy import Identity
 
@@ -77,6 +79,20 @@ def test_a_signature_can_be_required(folder: Path) -> None:
     assert "a signature was asked for" in str(found)
 
 
+def test_a_policy_from_python_requires_a_signature(folder: Path) -> None:
+    """Without one anybody could change a file and write the digest that agrees with it."""
+    variant = folder / "torch-cuda"
+    (variant / "layers.py").write_text("")
+    table = json.loads((variant / "metadata.json").read_text())
+    table["digest"]["files"] = Digest.hash_variant(DigestAlgorithm.SHA256, variant).files
+    (variant / "metadata.json").write_text(json.dumps(table))
+    assert layout_kernels.verify(variant).valid, "the digest alone cannot know"
+    policy = Identity(identity="right@example.org", issuer="https://accounts.example.org")
+    for policies in ([policy], []):
+        (found,) = layout_kernels.verify(variant, policies=policies).variants
+        assert found.problems == ("metadata.json.sigstore is absent, and a signature was asked for",)
+
+
 def test_a_bundle_that_is_none_is_refused_by_the_verifier_of_kernels(folder: Path) -> None:
     (folder / "torch-cuda" / "metadata.json.sigstore").write_text("{}")
     cuda, npu = layout_kernels.verify(folder).variants
@@ -134,6 +150,47 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         layout_kernels.verify("nobody/nothing")
     with pytest.raises(FileNotFoundError, match="holds no variant"):
         layout_kernels.verify(tmp_path)
+
+
+def test_a_revision_names_a_repository_also_where_a_folder_has_its_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "nobody" / "nothing" / "build")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERNELS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(FileNotFoundError, match="revision v1 of nobody/nothing is not in the cache"):
+        layout_kernels.verify("nobody/nothing", "v1")
+    assert layout_kernels.verify("nobody/nothing").folder == Path("nobody/nothing/build")
+
+
+def test_a_folder_with_a_revision_is_refused(folder: Path) -> None:
+    for named in (folder, str(folder), "./build", "build"):
+        with pytest.raises(ValueError, match=r"only a repository has one.*leave the revision out"):
+            layout_kernels.verify(named, "v1")
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(folder: Path) -> None:
+    """A snapshot of the cache holds links to blobs, and a blob may be gone."""
+    variant = folder / "torch-npu"
+    for name in ("layers.py", "metadata.json"):
+        (variant / name).unlink()
+        (variant / name).symlink_to(f"../../blobs/{name}")
+    os.mkfifo(variant / "pipe.py")
+    found = layout_kernels.verify(folder)
+    assert found.variants[1].problems == (
+        "layers.py cannot be read: it leads to ../../blobs/layers.py, which is missing",
+        "metadata.json cannot be read: it leads to ../../blobs/metadata.json, which is missing",
+        "pipe.py cannot be read: it is neither a file nor a folder",
+    )
+    assert found.variants[0].problems == ()
+    assert "--force-download" in str(found)
+
+
+def test_metadata_that_is_missing_is_said(folder: Path) -> None:
+    (folder / "torch-npu" / "metadata.json").unlink()
+    assert layout_kernels.verify(folder).variants[1].problems == (
+        "metadata.json is missing, so there is no digest to compare with",
+    )
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -51,6 +51,8 @@ COMMON = (
 BINDING_FLAGS = (
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
     "-DTORCH_STABLE_ONLY",
+    # GCC would write the real path of a header behind a link, which no map below knows.
+    "-fno-canonical-system-headers",
     # Functions torch declares for a CUDA build are not used here.
     "-Wno-unused-parameter",
 )
@@ -123,12 +125,13 @@ def _applies(unit: Path) -> bool:
 
 
 def _flags(unit: Path, identifier: str, sanitize: bool) -> list[str]:
-    # Messages name files as they lie in the repository, wherever it is: the same tree gives the same bytes.
+    # Messages name files as they lie in the repository, in torch and in Python, wherever these are: the same tree
+    # gives the same bytes. Of several maps that fit, the last one counts.
     flags = [*COMMON, *LEVEL_FLAGS.get(unit.name, ()), f"-ffile-prefix-map={ROOT}/=", f"-I{KERNELS}"]
     if unit.parent == BINDING:
-        include = torch_folder() / "include"
-        flags += [*BINDING_FLAGS, f"-DTORCH_EXTENSION_NAME={identifier}", f"-isystem{include}"]
-        flags += [f"-isystem{sysconfig.get_paths()['include']}"]
+        torch, python = torch_folder(), sysconfig.get_paths()["include"]
+        flags += [*BINDING_FLAGS, f"-DTORCH_EXTENSION_NAME={identifier}", f"-isystem{torch / 'include'}"]
+        flags += [f"-isystem{python}", f"-ffile-prefix-map={torch}/=torch/", f"-ffile-prefix-map={python}/=python/"]
     return [*flags, *(SANITIZE if sanitize else ())]
 
 

@@ -13,11 +13,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tools.project import ROOT
-from tools.publishing.rules import BuildUnderTest
+from tools.publishing.build_under_test import BuildUnderTest
 
+MARK = "found: "
 ABSENT = ("triton", "torch_npu", "transformers")
 # What each layer stands in for: `kernels` compares the two when it binds a layer. A layer with a layout is compared
 # with that as well, since the layout is the class that a loaded model has.
@@ -63,13 +65,22 @@ def layers_pure(build: BuildUnderTest) -> list[str]:
     return problems
 
 
-# One process serves both rules that read the same findings; a build that changed is looked at again.
+def names_resolve(build: BuildUnderTest) -> list[str]:
+    """Every name of an `__all__` is there: of the package, and of the modules that its names load."""
+    problems = []
+    for variant, found in _in_process("layers", build).items():
+        own = [f"does not load: {found['error']}"] if "error" in found else found["missing"]
+        problems += [f"{variant}: {problem}" for problem in own]
+    return problems
+
+
+# One process serves several rules that read the same findings; a build that changed is looked at again.
 _RESULTS: dict[tuple[str, tuple[tuple[str, int], ...]], dict[str, Any]] = {}
 
 
 def _in_process(command: str, build: BuildUnderTest) -> dict[str, dict[str, Any]]:
     """What the command found of each variant, by the name of its folder."""
-    state = tuple((str(path), path.stat().st_mtime_ns) for path in sorted(build.folder.rglob("*")))
+    state = tuple((str(path), path.lstat().st_mtime_ns) for path in sorted(build.folder.rglob("*")))
     if (command, state) not in _RESULTS:
         _RESULTS[command, state] = _run(command, build.variants)
     return _RESULTS[command, state]
@@ -84,10 +95,12 @@ def _run(command: str, variants: list[Path]) -> dict[str, Any]:
         check=False,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
     )
-    if result.returncode != 0:
-        error = f"exit status {result.returncode}: {(result.stderr.strip().splitlines() or ['no message'])[-1]}"
-        return {variant.name: {"error": error} for variant in variants}
-    return json.loads(result.stdout.strip().splitlines()[-1])
+    # A build may print while it is imported, or end the process.
+    lines = result.stdout.splitlines()
+    if result.returncode == 0 and lines and lines[-1].startswith(MARK):
+        return json.loads(lines[-1].removeprefix(MARK))
+    error = f"exit status {result.returncode}: {(result.stderr.strip().splitlines() or ['no message'])[-1]}"
+    return {variant.name: {"error": error} for variant in variants}
 
 
 def _each(variants: list[Path], look: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -146,7 +159,30 @@ def _namespaces_of_torch() -> set[str]:
 def _layers(variants: list[Path]) -> dict[str, Any]:
     from kernels import get_local_kernel
 
-    return _each(variants, lambda variant: {"problems": _layer_problems(get_local_kernel(variant).layers)})
+    def look(variant: Path) -> dict[str, Any]:
+        kernel = get_local_kernel(variant)
+        return {"missing": _missing_names(kernel), "problems": _layer_problems(kernel.layers)}
+
+    return _each(variants, look)
+
+
+def _missing_names(kernel: Any) -> list[str]:
+    missing = []
+    todo, seen = [kernel], set()
+    while todo:
+        module = todo.pop()
+        seen.add(module.__name__)
+        for name in getattr(module, "__all__", ()):
+            try:
+                value = getattr(module, name)
+            except Exception as error:  # noqa: BLE001 -- whatever a build raises is a finding
+                place = module.__name__.removeprefix(kernel.__name__)
+                missing.append(f"__all__ of {place or 'the package'} names {name}: {type(error).__name__}: {error}")
+                continue
+            inner = getattr(value, "__name__", "") if isinstance(value, ModuleType) else ""
+            if inner.startswith(f"{kernel.__name__}.") and inner not in seen:
+                todo.append(value)
+    return missing
 
 
 def _layer_problems(layers: Any) -> list[str]:
@@ -176,4 +212,4 @@ def _layer_problems(layers: Any) -> list[str]:
 
 if __name__ == "__main__":
     work = {"bare": _bare, "layers": _layers}[sys.argv[1]]
-    print(json.dumps(work([Path(name) for name in sys.argv[2:]])))
+    print("\n" + MARK + json.dumps(work([Path(name) for name in sys.argv[2:]])))

@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from tools.publishing.difference import Remote
-from tools.publishing.rules import public_names
+from tools.publishing.names import public_names
 
 FILES = ("__init__.py", "layers.py")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from kernels._rust import Digest, Metadata
+from kernels._rust import Digest, DigestValidationError, Metadata
 
 from tools.build_variants import Variant, kernel_id
 from tools.native.compile import sources
@@ -40,7 +40,10 @@ def check_foreign(project: Project, folder: Path, version: int) -> None:
         )
     if metadata.digest is None:
         raise ValueError(f"{folder} has no digest; build it with tools.build_variants of this commit")
-    metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, folder))
+    try:
+        metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, folder))
+    except (DigestValidationError, OSError) as error:
+        raise ValueError(f"{folder} is not as it was built: {error}; copy it again from its machine") from error
 
 
 def gather(project: Project, build: Path, extra: Iterable[Path], version: int) -> list[Path]:

@@ -2,6 +2,7 @@
 
 `kernels` 0.17.2 checks no contents when it loads: a body that was damaged or exchanged on the way stays in the cache
 and is run. The digest finds damage; only a signature finds an exchange by whoever can write metadata.json as well.
+What the digest leaves out although Python could import it, `uncovered.py` finds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .uncovered import uncovered_problems, unreadable_files
 
 SIGNATURE = "metadata.json.sigstore"
 
@@ -73,27 +76,31 @@ def verify(
 
     Args:
         repo_id: "owner/name" on the Hub, whose files are looked for in the cache; or a folder of variants.
-        revision: branch, tag or commit, for example "v1"; needed with "owner/name".
-        policies: who may have signed, as policies of `sigstore.verify.policy` or `kernels.verify`; one must hold.
-            None: the publishers that `kernels` trusts by default. Asked only where a variant has a bundle.
-        require_signature: count a variant without signature as a problem.
+        revision: branch, tag or commit, for example "v1"; needed with "owner/name". A text beside a revision is
+            always a repository, also where a folder of that name lies in the working directory.
+        policies: who may have signed, as policies of `sigstore.verify.policy` or `kernels.verify`; one must hold, and
+            a variant without signature is a problem. None: the publishers that `kernels` trusts by default, asked
+            only where a variant has a bundle.
+        require_signature: count a variant without signature as a problem, whoever may have signed.
 
     Returns:
         The findings; `valid` says whether all is as published.
 
     Raises:
-        ValueError: no revision for a repository.
+        ValueError: a repository without a revision, or a folder with one.
         FileNotFoundError: the revision, or the folder, has no variant here.
         ImportError: `kernels` is not installed.
     """
     folder = _folder(repo_id, revision)
+    must_be_signed = require_signature or policies is not None
     # `kernels info` and `lock` leave metadata.json alone of a variant: that one was not downloaded.
-    variants = sorted(path for path in folder.glob("torch*") if path.is_dir() and _is_there(path))
+    named = [*folder.glob("torch*"), *folder.glob("tvm-ffi*")]
+    variants = sorted(path for path in named if path.is_dir() and _is_there(path))
     if not variants and (folder / "metadata.json").is_file():
         variants = [folder]
     if not variants:
         raise FileNotFoundError(f"{folder} holds no variant; name a folder that `kernels` downloaded or a build")
-    return Verification(folder, tuple(_verify_variant(path, policies, require_signature) for path in variants))
+    return Verification(folder, tuple(_verify_variant(path, policies, must_be_signed) for path in variants))
 
 
 def _is_there(variant: Path) -> bool:
@@ -101,12 +108,17 @@ def _is_there(variant: Path) -> bool:
 
 
 def _folder(repo_id: str | Path, revision: str | None) -> Path:
-    if isinstance(repo_id, Path) or Path(repo_id).is_dir():
-        folder = Path(repo_id)
-        return folder / "build" if (folder / "build").is_dir() else folder
-    if revision is None:
+    if revision is not None:
+        if isinstance(repo_id, Path) or repo_id.count("/") != 1 or repo_id.startswith((".", "/")):
+            raise ValueError(
+                f"{repo_id} has no revision {revision}: only a repository has one, named as 'owner/name'; "
+                "leave the revision out to verify a folder"
+            )
+        return _snapshot(repo_id, revision) / "build"
+    folder = Path(repo_id)
+    if not isinstance(repo_id, Path) and not folder.is_dir():
         raise ValueError(f"which revision of {repo_id}? Name a branch, tag or commit, for example revision='v1'")
-    return _snapshot(repo_id, revision) / "build"
+    return folder / "build" if (folder / "build").is_dir() else folder
 
 
 def _snapshot(repo_id: str, revision: str) -> Path:
@@ -135,29 +147,37 @@ def _snapshot(repo_id: str, revision: str) -> Path:
     return snapshot
 
 
-def _verify_variant(path: Path, policies: Sequence[Any] | None, require_signature: bool) -> VariantVerification:
-    signed = (path / SIGNATURE).is_file()
-    problems = _digest_problems(path)
-    if signed:
-        problems += _signature_problems(path, policies)
-    elif require_signature:
+def _verify_variant(path: Path, policies: Sequence[Any] | None, must_be_signed: bool) -> VariantVerification:
+    signed = (path / SIGNATURE).is_symlink() or (path / SIGNATURE).exists()
+    problems = unreadable_files(path)
+    if not problems:
+        problems += _digest_problems(path)
+        if signed:
+            problems += _signature_problems(path, policies)
+    if not signed and must_be_signed:
         problems.append(f"{SIGNATURE} is absent, and a signature was asked for")
+    problems += uncovered_problems(path)
     return VariantVerification(path.name, signed, tuple(dict.fromkeys(problems)))
 
 
 def _digest_problems(path: Path) -> list[str]:
-    from kernels._rust import Digest, DigestValidationError, Metadata
+    from kernels._rust import Digest, DigestValidationError, DigestViolation, Metadata
 
+    if not (path / "metadata.json").exists():
+        return ["metadata.json is missing, so there is no digest to compare with"]
     try:
         metadata = Metadata.read_from_file(path / "metadata.json")
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         return [f"metadata.json cannot be read: {error}"]
     if metadata.digest is None:
         return ["metadata.json has no digest to compare with"]
     try:
         metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, path))
     except DigestValidationError as error:
-        return [str(violation) for violation in error.violations]
+        extra = DigestViolation.UnknownFile
+        return [f"{found}; remove it" if isinstance(found, extra) else f"{found}" for found in error.violations]
+    except (OSError, RuntimeError) as error:  # the files changed while they were read
+        return [f"the files cannot be hashed: {error}"]
     return []
 
 
