@@ -6,11 +6,10 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from torch import nn
-
-from .. import gated_mlp
 
 OPERATIONS = {
     "CustomRMSNorm": ("rms_norm",),
@@ -86,8 +85,10 @@ def _row(path: str, module: Any, name: str, owner: Any) -> Row:
     device = {"0": "cuda"}.get(device, device)
     operations = OPERATIONS[name]
     reasons = []
-    if operations == ("rms_norm_mlp",) and (apart := gated_mlp.why_in_parts(module)):
-        return Row(path, name, device, f"{type(module).original.__name__}.forward", apart)
+    if operations == ("rms_norm_mlp",) and getattr(type(module), "is_adopted", False):
+        apart = import_module(".gated_mlp", owner.__name__).why_in_parts(module)
+        if apart:
+            return Row(path, name, device, f"{type(module).original.__name__}.forward", apart)
     prepared = [getattr(owner, f"prepare_{operation}")(device) for operation in operations]
     excluded = {reason for plan in prepared for reason in plan.excluded.values()}
     if all(plan.spec.solution == "reference" for plan in prepared):
