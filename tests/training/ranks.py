@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import kernels
 import pytest
 import torch
 import torch.distributed as dist
+from accelerate import FullyShardedDataParallelPlugin
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "torch-ext")]
@@ -60,10 +64,70 @@ def tp(checkpoint: str, build: str) -> None:
         assert (model(batch(0)).logits - expected).abs().max() <= 1e-5  # float32 sums in another order
 
 
+def fsdp(checkpoint: str, build: str) -> None:
+    """FSDP2 by the class of the layers, with full and sharded state dicts: equal to the stock model wrapped so.
+
+    The memory of a block goes when the parameters leave it.
+    """
+    kernel = kernels.get_local_kernel(Path(build))
+    blocks = import_module(f"{kernel.__name__}.ops.adjacent")._blocks
+    ids, results = batch(dist.get_rank()), {}
+    for kind in ("stock", "ours"):
+        with kernel.kernel_loading():
+            model = load(FAMILY, checkpoint, MAPPING if kind == "ours" else None).train()
+        assert bool(blocks) == (kind == "ours")
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+        plugin.set_auto_wrap_policy(model)
+        (wrapped,) = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
+        for module in list(model.modules()):
+            if isinstance(module, wrapped):
+                fully_shard(module)
+        fully_shard(model)
+        assert not blocks
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+        sharded = get_model_state_dict(model)
+        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=False))
+        set_model_state_dict(model, sharded)
+        results[kind] = ({n: (type(v), v.shape, v.to_local()) for n, v in sharded.items()}, full, model(ids).logits)
+        del model, optimizer
+    (first, whole, logits), (second, found, other) = results["stock"], results["ours"]
+    assert list(first) == list(second)
+    assert list(whole) == list(found)
+    for name, (kind, shape, part) in first.items():
+        assert second[name][:2] == (kind, shape), name
+        assert (second[name][2] - part).abs().max() <= 1e-5, name  # float32 sums in another order, two steps
+    assert all((found[name] - value).abs().max() <= 1e-5 for name, value in whole.items())  # the same
+    assert (other - logits).abs().max() <= 1e-4 * logits.abs().max()  # the same, through the model
+
+
+def fsdp1(checkpoint: str, build: str) -> None:
+    """FSDP1, whose flat parameters take the memory over: gradients are stock's, and no block stays."""
+    kernel = kernels.get_local_kernel(Path(build))
+    blocks = import_module(f"{kernel.__name__}.ops.adjacent")._blocks
+    ids, losses = batch(0), []
+    for mapping in (None, MAPPING):
+        with kernel.kernel_loading():
+            model = load(FAMILY, checkpoint, mapping).train()
+        wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = wrapped(ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+        assert not blocks
+    assert abs(losses[0] - losses[1]) <= 1e-5 * abs(losses[0])  # float32 sums in another order, three steps
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     os.environ["LOCAL_KERNELS"] = f"{REPO}={sys.argv[3]}"
-    {"ddp": ddp, "tp": tp}[sys.argv[1]](*sys.argv[2:])
+    {"ddp": ddp, "tp": tp, "fsdp": fsdp, "fsdp1": fsdp1}[sys.argv[1]](*sys.argv[2:])
     dist.barrier()
     if dist.get_rank() == 0:
         print(f"{sys.argv[1]}: ranks agree")

@@ -20,7 +20,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("mode", ["ddp", "tp"])
+@pytest.mark.parametrize("mode", ["ddp", "tp", "fsdp", "fsdp1"])
 def test_ranks_agree_with_one_process(mode: str, built_kernel: Path, tmp_path: Path) -> None:
     folder = save_family(FAMILIES["llama"], tmp_path)
     done = torchrun("tests/training/ranks.py", mode, str(folder), str(built_kernel))

@@ -106,10 +106,10 @@ def test_the_best_model_is_loaded_at_the_end(fast: Any, tmp_path: Path) -> None:
     assert difference(original(fast), original(reloaded)) == 0
 
 
-def gradients(model: Any) -> dict[str, torch.Tensor]:
+def gradients(model: Any, run: Any = None) -> dict[str, torch.Tensor]:
     model.train()
     model.zero_grad()
-    model(tokens(), labels=tokens()).loss.backward()
+    (model if run is None else run)(input_ids=tokens(), labels=tokens()).loss.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -138,6 +138,26 @@ def test_a_compiled_model_gives_the_same_logits_without_a_graph_break(fast: Any)
         compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
         assert (compiled(tokens()).logits - expected).abs().max() <= 1e-5  # float32, in another order
         assert (compiled(tokens(3, 7)).logits - fast(tokens(3, 7)).logits).abs().max() <= 1e-5
+
+
+def test_a_compiled_model_trains_and_follows_weights_that_are_exchanged(fast: Any, folder: Path) -> None:
+    stock = load(FAMILY, folder, None).train()
+    torch._dynamo.reset()
+    compiled = torch.compile(fast.train(), fullgraph=True, backend="aot_eager")
+    for factor in (1.0, 0.5):
+        for model in (stock, fast):
+            for name, parameter in model.named_parameters():
+                if "mlp" in name:
+                    parameter.data = parameter.data * factor  # other memory: what lay side by side does not any more
+        expected, found = (model(input_ids=tokens()).logits for model in (stock, compiled))
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)  # float32, in another order
+        with torch.no_grad():
+            found = compiled(input_ids=tokens()).logits
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max().clamp(min=1)  # the same
+        first, second = gradients(stock), gradients(fast, compiled)
+        assert sorted(first) == sorted(second)
+        for name, gradient in first.items():
+            assert (second[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max().clamp(min=1e-3), name
 
 
 def test_lora_trains_around_the_layers(fast: Any, folder: Path, tmp_path: Path) -> None:

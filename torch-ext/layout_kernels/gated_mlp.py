@@ -12,13 +12,14 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from .ops.adjacent import forget, joined, rows_of
+from .ops.adjacent import joined, rows_of
 from .ops.gated_activation import gated_activation
 from .ops.rms_norm_mlp import mlp_of_parts, rms_norm_mlp
 from .plain import TENSORS, child, has_hooks, weight_and_bias
 from .sharded import is_sharded, rows_here
 
 _is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 Linear = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -27,6 +28,8 @@ def run(mlp: Any, x: torch.Tensor) -> torch.Tensor:
     """``down(act(gate(x)) * up(x))``, [..., width] to [..., out]."""
     down: Linear | None = weight_and_bias(child(mlp, "down_proj"))
     first: Linear | None
+    if _tracing_state() is not None:
+        return mlp.stock_forward(x)  # a traced graph is to have the stock model's weights
     if down is not None and _has_its_activation(mlp):
         if mlp.packed:
             first = weight_and_bias(child(mlp, "gate_up_proj"))
@@ -108,8 +111,6 @@ def _first_product(mlp: Any, x: Any) -> tuple[Any, Linear | None]:
     parts = _parts(mlp)
     rows = None if parts is None else _rows(*parts)
     if parts is None or rows is None:
-        if parts is not None:
-            forget(parts[0][0])  # memory that the parameters have left
         return x, None
     (gate, gate_bias), (up, up_bias) = parts
     weight: Any = rows[0]

@@ -12,12 +12,15 @@ trusts a record: `rows_of` compares addresses, shapes and strides at each call.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack
+
+_PLAIN = (torch.nn.Parameter, torch.Tensor)
+_KEEPER = "_layout_kernels_block"
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,19 @@ class _Block:
     parts: tuple[tuple[int, torch.Size], ...]
 
 
-# By the address of the first part. A block lives as long as the parameter that was first in it when it was made.
+# By the address of the first part. A block is held as long as the storage of that part, so that nobody holds memory
+# which its parameters have left.
 _blocks: dict[int, _Block] = {}
-_address_of: dict[int, int] = {}  # id of that parameter -> address
+
+
+class _Keeper:
+    """An attribute of a storage's Python object, which torch keeps exactly as long as the storage itself."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __del__(self) -> None:
+        _blocks.pop(self.address, None)
 
 
 def rows_of(*parts: torch.Tensor) -> torch.Tensor | None:
@@ -56,7 +69,7 @@ def why_not_lay(*parts: torch.Tensor) -> str:
     if len({id(part) for part in parts}) < len(parts):
         return "a weight is there twice"
     for part in parts:
-        if type(part) not in (torch.nn.Parameter, torch.Tensor):
+        if type(part) not in _PLAIN:
             return f"a weight is a {type(part).__name__} (quantised or sharded)"
         if part.layout is not torch.strided or not part.dim():
             return f"a weight is {part.layout} with {part.dim()} dimensions"
@@ -83,14 +96,22 @@ def lay(*parts: torch.Tensor) -> bool:
     Returns:
         Whether they lie so now; `why_not_lay` says why not.
     """
-    if why_not_lay(*parts):
-        return False
-    if rows_of(*parts) is not None:
+    reason = why_not_lay(*parts)
+    if not reason and rows_of(*parts) is not None:
         return True
+    _let_go(parts[0])
+    if reason:
+        return False
     # What is made in inference mode can never be trained.
     with torch.inference_mode(False), torch.no_grad():
         divide(torch.cat([part.detach() for part in parts]), *parts)
     return True
+
+
+def _let_go(first: torch.Tensor) -> None:
+    """Forget a block whose first storage has got other memory (it is shared with processes now)."""
+    if type(first) in _PLAIN and first.layout is torch.strided:
+        vars(first.untyped_storage()).pop(_KEEPER, None)
 
 
 def divide(rows: torch.Tensor, *parts: torch.Tensor) -> None:
@@ -105,27 +126,9 @@ def divide(rows: torch.Tensor, *parts: torch.Tensor) -> None:
         # Through a capsule: torch.from_dlpack asks for a name of the device that an NPU has not.
         part.data = from_dlpack(to_dlpack(piece))
         found.append((piece.data_ptr(), piece.shape))
-    for part in parts:
-        forget(part)
-    first = parts[0]
-    _blocks[first.data_ptr()] = _Block(rows, rows.dtype, rows.device, tuple(found))
-    if id(first) not in _address_of:
-        weakref.finalize(first, _forget, id(first)).atexit = False
-    _address_of[id(first)] = first.data_ptr()
-
-
-def forget(first: torch.Tensor) -> None:
-    """Let go of the block that `first` was the first part of, whose parts have gone elsewhere."""
-    address = _address_of.get(id(first))
-    if address:
-        _blocks.pop(address, None)
-        _address_of[id(first)] = 0  # another block may lie there from now on
-
-
-def _forget(number: int) -> None:
-    address = _address_of.pop(number, None)
-    if address is not None:
-        _blocks.pop(address, None)
+    storage: Any = parts[0].untyped_storage()
+    setattr(storage, _KEEPER, _Keeper(storage.data_ptr()))
+    _blocks[storage.data_ptr()] = _Block(rows, rows.dtype, rows.device, tuple(found))
 
 
 class _Joined(torch.autograd.Function):
