@@ -108,3 +108,14 @@ def test_the_layer_compiles_in_one_graph_also_before_its_first_run() -> None:
     x, gate = rows(torch.float32, 5, WIDTH), rows(torch.float32, 5, WIDTH)
     compiled = torch.compile(lambda a, b: layers.RMSNormGated.forward(module, a, b), fullgraph=True, backend="eager")
     assert torch.allclose(compiled(x, gate), module(x, gate), rtol=1e-6, atol=1e-6)  # as above
+
+
+def test_both_orders_of_one_class_run_in_one_process() -> None:
+    from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
+
+    from layout_kernels import layers
+
+    x, gate = torch.randn(3, 32), torch.randn(3, 32)
+    for before in (True, False, True):
+        norm = FalconH1RMSNormGated(32, norm_before_gate=before)
+        torch.testing.assert_close(layers.RMSNormGated.forward(norm, x, gate), norm(x, gate))

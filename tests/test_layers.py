@@ -188,6 +188,46 @@ def test_the_stateless_norm_refuses_a_class_that_computes_something_else() -> No
         layers.RMSNorm.forward(ScaledRMSNorm(8), torch.ones(2, 8))
 
 
+class FlaggedRMSNorm(nn.Module):
+    """What it computes is a setting of the instance."""
+
+    def __init__(self, dim: int, eps: float = 1e-6, zero_centered: bool = False, with_weight: bool = True) -> None:
+        super().__init__()
+        self.dim, self.eps, self.zero_centered = dim, eps, zero_centered
+        self.weight = nn.Parameter(torch.randn(dim)) if with_weight else None
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        x = hidden_states.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            x = x * (1.0 + self.weight.float() if self.zero_centered else self.weight.float())
+        return x.to(hidden_states.dtype)
+
+
+SETTINGS: list[dict[str, Any]] = [{}, {"zero_centered": True}, {"with_weight": False}, {"eps": 0.5}, {"dim": 24}]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SETTINGS[::-1]])
+def test_the_stateless_norm_decides_by_the_settings_of_an_instance(settings: list[dict[str, Any]]) -> None:
+    cls = type("Flagged", (FlaggedRMSNorm,), {})
+    for given in settings:
+        norm = cls(**{"dim": 8, **given})
+        x = torch.randn(3, norm.dim)
+        expected = norm(x)
+        norm.forward = layers.RMSNorm.forward.__get__(norm)
+        torch.testing.assert_close(norm(x), expected)
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(norm, fullgraph=True, backend="eager")(x), expected)
+
+
+def test_a_compiled_norm_whose_settings_nobody_has_seen_says_to_run_it_once() -> None:
+    norm = type("Unseen", (FlaggedRMSNorm,), {})(8, zero_centered=True)
+    norm.forward = layers.RMSNorm.forward.__get__(norm)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="run the model once before compiling it"):
+        torch.compile(norm, fullgraph=True, backend="eager")(torch.randn(3, 8))
+
+
 @pytest.mark.parametrize("cls", [LlamaRMSNorm, Olmo2RMSNorm])
 def test_the_stateless_norm_compiles_without_having_run(cls: Any) -> None:
     fresh = type(f"Fresh{cls.__name__}", (cls,), {})

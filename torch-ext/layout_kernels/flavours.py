@@ -19,9 +19,8 @@ from torch.nn import functional as F
 
 from .ops.rms_norm import FLAVOURS
 from .ops.rms_norm.reference import rms_norm as reference_rms_norm
-from .probing import blank_copy, check_not_sharded, examine, remembered, run, settings
+from .probing import EPS_NAMES, blank_copy, check_not_sharded, examine, plain_settings, remembered, run, settings
 
-EPS_NAMES = ("variance_epsilon", "eps")
 SEPARATE = ("gate_proj", "up_proj", "down_proj")
 PACKED = ("gate_up_proj", "down_proj")
 DESCRIPTIONS = {
@@ -51,7 +50,7 @@ class MLPFinding:
 
 _norms: dict[Any, NormFinding] = {}
 _mlps: dict[Any, MLPFinding] = {}
-_norm_classes: dict[tuple[type, Any], NormFinding] = {}
+_decided: dict[tuple[Any, ...], NormFinding] = {}
 
 
 def eps_of(module: nn.Module) -> tuple[str, float] | None:
@@ -118,44 +117,41 @@ def norm_flavour(module: nn.Module) -> NormFinding:
     return remembered(_norms, key, lambda: _find_norm(module))
 
 
-def _decide_class(cls: Any, module: nn.Module) -> NormFinding:
+def _decide(module: Any) -> NormFinding:
     finding = norm_flavour(module)
     if finding.flavour is None:
         raise ValueError(
-            f"RMSNorm cannot run {cls.__name__}: {finding.reason}. Known flavours: "
+            f"RMSNorm cannot run {type(module).__name__}: {finding.reason}. Known flavours: "
             f"{'; '.join(f'{k} = {v}' for k, v in DESCRIPTIONS.items())}. "
             "Leave this class out of the KernelConfig."
         )
-    _norm_classes[cls, cls.forward] = finding
+    _decided[(type(module).forward, *plain_settings(module))] = finding
     return finding
 
 
 @torch.compiler.assume_constant_result
-def _decide_while_compiling(cls: Any) -> tuple[str, str]:
-    """Flavour and eps name of a class that has not run yet: the compiler hands over the class, not the module."""
-    finding = _norm_classes.get((cls, cls.forward))
+def _decide_while_compiling(cls: Any, *own: Any) -> tuple[str, str]:
+    """Flavour and eps name of a module that has not run yet: the compiler hands over its class and settings."""
+    finding = _decided.get((cls.forward, cls, *own))
     if finding is None:
-        try:
-            small = cls(16)
-        except TypeError as error:
-            raise ValueError(
-                f"{cls.__name__}: run the model once before compiling it, {cls.__name__}(16): {error}"
-            ) from error
-        finding = _decide_class(cls, small)
+        small = cls(16)
+        if plain_settings(small) != (cls, *own):
+            raise ValueError(f"{cls.__name__}: run the model once before compiling it, its settings are {own}")
+        finding = _decide(small)
     return str(finding.flavour), finding.eps_name
 
 
 def norm_class_flavour(module: nn.Module) -> tuple[str, str]:
-    """Flavour and eps name of ``module``'s class, decided once per class: the lookup that a forward can afford.
+    """Flavour and eps name of ``module``'s class with its settings: the lookup that a forward can afford.
 
     Raises:
         ValueError: the class computes no known flavour; names the class, the reason and the ways out.
     """
     check_not_sharded(module)
+    key = plain_settings(module)
     if torch.compiler.is_compiling():
-        return _decide_while_compiling(type(module))
-    cls: Any = type(module)
-    finding = _norm_classes.get((cls, cls.forward)) or _decide_class(cls, module)
+        return _decide_while_compiling(*key)
+    finding = _decided.get((type(module).forward, *key)) or _decide(module)
     return str(finding.flavour), finding.eps_name
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from . import flavours
 from .ops.gated_rms_norm import ACTIVATIONS, FLAVOURS, ORDERS
 from .ops.gated_rms_norm.reference import gated_rms_norm as reference
-from .probing import blank_copy, check_not_sharded, examine, remembered, run, settings
+from .probing import blank_copy, check_not_sharded, examine, plain_settings, remembered, run, settings
 
 HUB_NAME = "RMSNormGated"
 WIDTH = 24
@@ -117,15 +117,11 @@ def why_not_bound(module: nn.Module) -> str:
     return gated_flavour(module).reason
 
 
-def _key(module: Any) -> tuple[Any, ...]:
-    return type(module), *(getattr(module, name, None) for name in ("activation", "group_size", "n_groups"))
-
-
 def _decide(module: Any) -> GatedFinding:
     finding = gated_flavour(module)
     if finding.flavour is None:
         raise ValueError(f"RMSNormGated cannot run {type(module).__name__}: {finding.reason}. Leave its key out.")
-    _classes[_key(module)] = finding
+    _classes[plain_settings(module)] = finding
     return finding
 
 
@@ -134,7 +130,7 @@ def _decide_while_compiling(cls: type, *own: Any) -> tuple[str, str, int | None,
     finding = _classes.get((cls, *own))
     if finding is None:
         small = cls(WIDTH)
-        if _key(small) != (cls, *own):
+        if plain_settings(small) != (cls, *own):
             raise ValueError(f"{cls.__name__}: run the model once before compiling it, its settings are {own}")
         finding = _decide(small)
     return str(finding.flavour), finding.order, finding.group_size, finding.activation, finding.eps_name
@@ -148,6 +144,6 @@ def class_arguments(module: nn.Module) -> tuple[str, str, int | None, str, str]:
     """
     check_not_sharded(module)
     if torch.compiler.is_compiling():
-        return _decide_while_compiling(*_key(module))
-    finding = _classes.get(_key(module)) or _decide(module)
+        return _decide_while_compiling(*plain_settings(module))
+    finding = _classes.get(plain_settings(module)) or _decide(module)
     return str(finding.flavour), finding.order, finding.group_size, finding.activation, finding.eps_name

@@ -30,11 +30,12 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def weight_and_bias(module: nn.Module) -> tuple[nn.Parameter, torch.Tensor | None] | None:
     """Of a module for which :func:`is_plain_linear` holds, else None."""
+    if type(module) is not nn.Linear:
+        return None
     own = module.__dict__
     parameters = own["_parameters"]
     if (
-        type(module) is not nn.Linear
-        or own["_forward_hooks"]
+        own["_forward_hooks"]
         or own["_forward_pre_hooks"]
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+EPS_NAMES = ("variance_epsilon", "eps")
+
 
 class Same:
     """Compares by identity and keeps its object alive, so that no other object can take over its id."""
@@ -28,6 +30,52 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
         (k, v) for k, v in sorted(vars(module).items()) if not k.startswith("_") and k not in ("training", "forward")
     )
     return tuple((k, v if isinstance(v, bool | int | float | str | type(None)) else Same(v)) for k, v in own)
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_names: dict[type, tuple[str, ...]] = {}
+
+
+def _setting_names(module: Any) -> tuple[str, ...]:
+    """Names of the plain values that instances of the class hold, without epsilon (each call reads it) and width."""
+    weight = module._parameters.get("weight")
+    width = None if weight is None else weight.shape[-1]
+    skipped = ("training", "forward", *EPS_NAMES)
+    return tuple(
+        name
+        for name, value in sorted(vars(module).items())
+        if not name.startswith("_")
+        and name not in skipped
+        and isinstance(value, _PLAIN)
+        and not (type(value) is int and value == width)
+    )
+
+
+@torch.compiler.assume_constant_result
+def _names_while_compiling(cls: Any) -> tuple[str, ...]:
+    if cls not in _names:
+        try:
+            _names[cls] = _setting_names(cls(16))
+        except TypeError as error:
+            raise ValueError(
+                f"{cls.__name__}: run the model once before compiling it, {cls.__name__}(16): {error}"
+            ) from error
+    return _names[cls]
+
+
+def plain_settings(module: nn.Module) -> tuple[Any, ...]:
+    """Class, presence of a weight, and plain settings: what a module computes, as a key that a forward can afford.
+
+    Objects (a config) are not in it; :func:`settings` has them.
+    """
+    cls: Any = type(module)
+    if torch.compiler.is_compiling():
+        names = _names_while_compiling(cls)
+    else:
+        found = _names.get(cls)
+        names = _names.setdefault(cls, _setting_names(module)) if found is None else found
+    own = module.__dict__
+    return (cls, module._parameters.get("weight") is not None, *[own.get(name) for name in names])
 
 
 def remembered(cache: dict[Any, Any], key: Any, find: Callable[[], Any]) -> Any:
