@@ -190,6 +190,25 @@ def test_ids_are_looked_up_before_any_is_applied() -> None:
     assert snapshot(model) == before
 
 
+def test_of_several_ids_all_are_applied_or_none_and_the_reason_is_the_true_one() -> None:
+    model = kp.apply_kernel(LINEAR, model=built())
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match=r"layers\.0\.mlp: it runs RMSNormMLP already"):
+        kp.apply_default_kernels(model, f"{NORM},{BLOCK},{MLP}")
+    assert snapshot(model) == before
+    assert hasattr(model.lm_head.forward, "is_linear_forward")
+
+
+def test_a_kernel_of_another_device_says_so_however_it_is_called() -> None:
+    from layout_kernels.kernel_plugins.ops.rms_norm import NpuNorms
+
+    model = built()
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match=r"'npu_fused_rmsnorm' .* it is for npu, the current device is cpu"):
+        NpuNorms.apply(model=model)
+    assert snapshot(model) == before
+
+
 @pytest.mark.parametrize("ids", ["auto", BLOCK, MLP])
 def test_one_layer_whose_weights_cannot_be_moved_is_left_out_with_one_warning(ids: str) -> None:
     model = built()

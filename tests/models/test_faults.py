@@ -42,6 +42,16 @@ def test_a_model_inside_the_loaded_one_saves_original_names_too(
     assert torch.equal(stock(tokens()).last_hidden_state, expected)
 
 
+def test_a_kernel_config_serves_several_loads_inside_the_context(kernel: Any, folder: Path) -> None:
+    config = tf.KernelConfig(dict(BOTH))
+    before = dict(config.kernel_mapping)
+    with kernel.kernel_loading():
+        for _ in range(2):
+            model = LLAMA.auto.from_pretrained(folder, use_kernels=True, kernel_config=config)
+            assert config.kernel_mapping == before
+            assert type(model.model.norm).is_adopted
+
+
 @pytest.mark.parametrize("name", ["Llama", "Mixtral"])
 def test_a_model_built_from_a_config_in_the_context_has_and_saves_stock_names(
     name: str, kernel: Any, folder: Path, tmp_path: Path

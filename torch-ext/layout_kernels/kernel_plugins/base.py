@@ -49,6 +49,20 @@ class BaseKernel(ABC):
         return cls._device == current_device()
 
     @classmethod
+    def require_deps(cls) -> None:
+        """What ``apply`` asks first.
+
+        Raises:
+            RuntimeError: :meth:`check_deps` is false.
+        """
+        if not cls.check_deps():
+            here = current_device()
+            why = "" if cls._device == here else f": it is for {cls._device.value}, the current device is {here.value}"
+            raise RuntimeError(
+                f"the dependencies of {cls._kernel_id!r} are not met: {cls.__name__}.check_deps() is false{why}"
+            )
+
+    @classmethod
     @abstractmethod
     def apply(cls, **kwargs: Any) -> Any:
         """Apply the kernel to ``kwargs["model"]`` and return the model."""

@@ -44,8 +44,7 @@ def _known(kernel_id: str) -> type[BaseKernel]:
     kernel = Registry.get(kernel_id)
     if kernel is None:
         raise Registry.unknown(kernel_id)
-    if not kernel.check_deps():
-        raise RuntimeError(f"the dependencies of {kernel_id!r} are not met: {kernel.__name__}.check_deps() is false")
+    kernel.require_deps()
     return kernel
 
 
@@ -55,8 +54,8 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | bool | None =
     Args:
         model: a loaded model.
         include_kernels: None, False or "": nothing. "auto" or True: all kernels for the current device that find
-            something to do. Else ids, separated by commas, in order; one that is unknown (before any is applied) or
-            finds nothing is an error.
+            something to do. Else ids, separated by commas, in order; one that is unknown or finds nothing is an error,
+            and none of ours is applied then.
         **kwargs: as for :func:`apply_kernel`.
     """
     if include_kernels is None or include_kernels is False or include_kernels == "":
@@ -76,8 +75,10 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | bool | None =
             f"include_kernels is a comma-separated string, 'auto', a bool or None, got {include_kernels!r}"
         )
     ids = [part.strip() for part in include_kernels.split(",") if part.strip()]
-    for kernel in [_known(kernel_id) for kernel_id in ids]:  # all are looked up before the first is applied
-        model = kernel.apply(model=model, **kwargs)
+    kernels = [_known(kernel_id) for kernel_id in ids]  # all are looked up before the first is applied
+    with live.all_or_none(model):
+        for kernel in kernels:
+            model = kernel.apply(model=model, **kwargs)
     return model
 
 

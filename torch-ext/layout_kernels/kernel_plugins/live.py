@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -30,10 +31,8 @@ _told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 class NothingMatchedError(RuntimeError):
-    """The model has no module that a kernel fits; the message gives the reason for each that came close.
-
-    ``left_out``: those of the reasons that concern layers which would fit, but whose weights cannot be moved.
-    """
+    """The model has no module that a kernel fits; the message gives the reason for each that came close, ``left_out``
+    those that concern layers which would fit, but whose weights cannot be moved."""
 
     def __init__(self, message: str, left_out: list[str]) -> None:
         super().__init__(message)
@@ -259,13 +258,35 @@ def _why_not_undo(module: Any) -> str:
     return "its forward was replaced after the kernel was applied; take that back first"
 
 
-def undo(model: Any) -> Any:
-    """Take back all that was applied below ``model``, or nothing; see ``interface.undo``."""
-    changed = [
+def _changed(model: nn.Module) -> list[tuple[str, Any]]:
+    """Path and module of all to which a kernel was applied."""
+    return [
         (path, module)
         for path, module in model.named_modules()
-        if BEFORE in vars(module) or (is_adopted(module) and module.is_live)
+        if BEFORE in vars(module) or (is_adopted(module) and getattr(module, "is_live", False))
     ]
+
+
+def _take_back(module: Any) -> None:
+    (_unbind_linear if BEFORE in vars(module) else release)(module)
+
+
+@contextmanager
+def all_or_none(model: nn.Module) -> Iterator[None]:
+    """Several kernels: when one of them fails, what the others have changed in here is taken back."""
+    before = {id(module) for _, module in _changed(model)}
+    try:
+        yield
+    except BaseException:
+        for _, module in _changed(model):
+            if id(module) not in before:
+                _take_back(module)
+        raise
+
+
+def undo(model: Any) -> Any:
+    """Take back all that was applied below ``model``, or nothing; see ``interface.undo``."""
+    changed = _changed(model)
     if not changed:
         raise ValueError(f"no kernel was applied to this {type(model).__name__}")
     for path, module in changed:
@@ -273,6 +294,6 @@ def undo(model: Any) -> Any:
         if reason:
             raise RuntimeError(f"undo of {path}: {reason}. Nothing was changed")
     for _, module in changed:
-        (_unbind_linear if BEFORE in vars(module) else release)(module)
+        _take_back(module)
     _told.pop(model, None)
     return model

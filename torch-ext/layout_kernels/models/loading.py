@@ -13,12 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from copy import deepcopy
+from functools import partial, wraps
 from typing import Any
 
 from .. import patching
 from ..plain import is_plain_linear
-from .settling import settling
+from .settling import exchanged, settling
 from .versions import check_versions
 
 
@@ -179,6 +180,23 @@ def _class_patches() -> Iterator[None]:
 
 
 @contextmanager
+def _kernel_configs() -> Iterator[None]:
+    """Give transformers, which rewrites the ``KernelConfig`` of a load, a copy: one serves several loads."""
+    from transformers import PreTrainedModel
+
+    start: Any = PreTrainedModel.from_pretrained
+
+    @wraps(start.__func__)
+    def starting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("kernel_config") is not None:
+            kwargs["kernel_config"] = deepcopy(kwargs["kernel_config"])
+        return start.__func__(cls, *args, **kwargs)
+
+    with exchanged(PreTrainedModel, "from_pretrained", classmethod(starting)):
+        yield
+
+
+@contextmanager
 def _whole_parents() -> Iterator[None]:
     """Put back the ``_no_split_modules`` of the classes to which a layout added its fused parent."""
     from transformers import PreTrainedModel
@@ -245,7 +263,7 @@ def kernel_loading(linear: bool = False) -> Iterator[None]:
     shared = _shared()
     with shared.lock, ExitStack() as stack:
         if shared.depth == 0:
-            for scope in (_registries, _output_recorders, _class_patches, _whole_parents, settling):
+            for scope in (_registries, _output_recorders, _class_patches, _whole_parents, _kernel_configs, settling):
                 stack.enter_context(scope())
         else:
             stack.enter_context(_registries())

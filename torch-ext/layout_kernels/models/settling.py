@@ -60,13 +60,13 @@ def settling() -> Iterator[None]:
             ("_from_config", classmethod(building)),
         ):
             if hasattr(models, name):
-                stack.enter_context(_exchanged(models, name, wrapper))
-        stack.enter_context(_exchanged(modeling_utils, "patch_output_recorders", recording))
+                stack.enter_context(exchanged(models, name, wrapper))
+        stack.enter_context(exchanged(modeling_utils, "patch_output_recorders", recording))
         yield
 
 
 @contextmanager
-def _exchanged(holder: Any, name: str, value: Any) -> Iterator[None]:
+def exchanged(holder: Any, name: str, value: Any) -> Iterator[None]:
     """Another attribute, and the one that was there before, or none, afterwards."""
     before = vars(holder).get(name)
     setattr(holder, name, value)

@@ -19,4 +19,5 @@ class CpuLinear(BaseKernel):
     @classmethod
     def apply(cls, **kwargs: Any) -> Any:
         """Bind our forward to plain ``nn.Linear`` modules; see ``apply_kernel``."""
+        cls.require_deps()
         return apply(cls._kernel_id, find_linears, **kwargs)

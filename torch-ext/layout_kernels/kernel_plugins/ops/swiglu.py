@@ -13,6 +13,7 @@ class _Kernel(BaseKernel):
     @classmethod
     def apply(cls, **kwargs: Any) -> Any:
         """Put our layers in place; see ``apply_kernel``."""
+        cls.require_deps()
         return apply(cls._kernel_id, find_mlps, **kwargs)
 
 
