@@ -138,6 +138,18 @@ def test_an_import_error_of_a_kernel_module_surfaces(monkeypatch: pytest.MonkeyP
         kp.scan_all_kernels()
 
 
+def test_every_file_below_ops_is_imported_also_in_folders_that_are_no_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from layout_kernels.kernel_plugins import ops
+
+    (tmp_path / "loose" / "deep").mkdir(parents=True)
+    (tmp_path / "loose" / "deep" / "torn.py").write_text("raise ImportError('found below')\n")
+    monkeypatch.setattr(ops, "__path__", [*ops.__path__, str(tmp_path)])
+    with pytest.raises(ImportError, match="found below"):
+        kp.scan_all_kernels()
+
+
 def test_the_decorator_imports_without_torch() -> None:
     code = (
         "from layout_kernels.kernel_plugins import BaseKernel, DeviceType, KernelPlugin\n"

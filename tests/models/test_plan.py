@@ -72,6 +72,13 @@ def test_a_plan_loads_to_the_results_and_the_file_of_stock(name: str, fuse: bool
     assert {row.layer for row in rows} == layers
 
 
+def test_a_plan_s_config_asks_the_hub_for_nothing_but_its_own_layers() -> None:
+    """GPT-OSS has experts and norms with hub names, for which transformers names kernels of other repositories."""
+    config = plan(tf.GptOssConfig(**TEXT, num_local_experts=2)).kernel_config(REPO, revision="v1")
+    assert not config.inherit_mapping
+    assert all(value[0].startswith(f"{REPO}:") for value in config.kernel_mapping.values())
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "mistral3"])
 def test_towers_of_a_vision_language_model_are_fused_too(family: str, kernel: Any, tmp_path: Path) -> None:
     tiny = FAMILIES[family]

@@ -77,7 +77,8 @@ class Plan:
 
         where = {"version": version} if version is not None else {"revision": revision}
         options = {**where, "trust_remote_code": trust_remote_code}
-        return KernelConfig({key: (f"{repo_id}:{layer}", options) for key, layer in self.mapping.items()})
+        mapping = {key: (f"{repo_id}:{layer}", options) for key, layer in self.mapping.items()}
+        return KernelConfig(mapping, inherit_mapping=False)  # else transformers asks the Hub for kernels of its own
 
     def __str__(self) -> str:
         rows = [("modules", "class", "count", "layer")]
