@@ -125,7 +125,8 @@ def test_weights_that_are_given_by_name_arrive(
     assert close(logits(model), logits(stock))
     model.eval()  # which lays the rows side by side again
     assert close(logits(model), logits(stock))
-    assert not any(row.fallback for row in kernel.report(model).rows)  # also of layers that another copy put in
+    # In one call again; also said of layers that another copy of the package put in.
+    assert not any("called as modules" in row.fallback for row in kernel.report(model).rows)
 
 
 def test_decay_freezing_and_selection_by_name(way: str, kernel: Any, folder: Path) -> None:
