@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,22 @@ def test_resuming_goes_on_from_the_checkpoint(fast: Any, kernel: Any, folder: Pa
     (tmp_path / "run" / "checkpoint-4").rename(tmp_path / "away")
     train(fresh, tmp_path / "run", resume=True)
     assert difference(original(fresh), whole) <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize("resumed", ["stock", "ours"])
+def test_a_run_with_decay_goes_on_between_stock_and_ours(
+    resumed: str, fast: Any, folder: Path, tmp_path: Path
+) -> None:
+    """The checkpoint of the other holds weights and optimizer state by stock's names, in stock's order."""
+    decayed = {"weight_decay": 0.1, "learning_rate": 1e-2}
+    steady = load(FAMILY, folder, None)
+    train(steady, tmp_path / "steady", **decayed)
+    first, then = (load(FAMILY, folder, None), fast) if resumed == "ours" else (fast, load(FAMILY, folder, None))
+    train(first, tmp_path / "run", **decayed)
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    train(then, tmp_path / "run", resume=True, **decayed)
+    assert difference(original(then), original(steady)) <= 10 * WEIGHT_TOLERANCE  # ten times the rate
+    assert difference(original(steady), original(load(FAMILY, folder, None))) > 100 * WEIGHT_TOLERANCE
 
 
 def test_the_best_model_is_loaded_at_the_end(fast: Any, tmp_path: Path) -> None:
