@@ -83,6 +83,10 @@ def _exchange_activation(model: Any) -> None:
     model.model.layers[1].mlp.act_fn = nn.ReLU()
 
 
+def _change_activation(model: Any) -> None:
+    model.model.layers[1].mlp.act_fn.forward = torch.tanh
+
+
 def _replace_norm(model: Any) -> None:
     model.model.layers[0].post_attention_layernorm = nn.Identity()
 
@@ -100,6 +104,7 @@ def _wrap_down(model: Any) -> None:
         _hook_norm,
         _hook_activation,
         _exchange_activation,
+        _change_activation,
         _replace_norm,
         _wrap_down,
     ],
@@ -263,3 +268,23 @@ def test_undo_of_the_inner_model_keeps_the_names_of_the_outer_ones_layouts(tmp_p
     built().model.save_pretrained(tmp_path / "stock")
     stock, fast = (load_file(tmp_path / part / "model.safetensors") for part in ("stock", "fast"))
     assert sorted(stock) == sorted(fast)
+
+
+def test_another_setting_of_the_same_activation_counts() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
+            self.act = nn.GELU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+    model = nn.ModuleDict({"mlp": Gated()})
+    kp.apply_kernel("cpu_fused_swiglu", model=model)
+    x = 3 * torch.randn(5, 8)
+    for approximate in ("none", "tanh"):
+        model["mlp"].act.approximate = approximate
+        gate, up = model["mlp"].gate_proj(x), model["mlp"].up_proj(x)
+        expected = model["mlp"].down_proj(nn.functional.gelu(gate, approximate=approximate) * up)
+        torch.testing.assert_close(model["mlp"](x), expected)

@@ -83,7 +83,7 @@ def count_layers(model: nn.Module) -> list[LayerCount]:
     for cls, count in counts.items():
         made: Any = cls
         # The copy of the package that owns the layer answers: several may live in this process.
-        owner = sys.modules[made.layer.__module__.removesuffix(".layers")]
+        owner = sys.modules[made._layout_kernels.layer.__module__.removesuffix(".layers")]
         operation = OPERATIONS[made.kernel_layer_name]
         prepared = getattr(owner, f"prepare_{operation}")(device)
         rows.append(LayerCount(count, made.kernel_layer_name, operation, prepared.spec.name))

@@ -10,6 +10,7 @@ them when it is adopted and whenever its weights were exchanged as a whole: `.to
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -20,116 +21,110 @@ from .ops.adjacent import gathered, lay
 from .sharded import is_sharded, local
 
 
-class Adopted:
-    """What the classes of adopted modules share. ``layer`` is the class whose forward runs, ``layer_name`` its key."""
+@dataclass(frozen=True)
+class Adoption:
+    """What an adopted module's class is made of. A class has it as ``_layout_kernels``: any other name could be that
+    of a child or an attribute of the stock module.
 
-    is_adopted = True  # copies of this package know each other's modules by this, never by isinstance
+    ``name`` is what a ``KernelConfig`` calls the layer. For a norm ``eps_name`` is the attribute with its epsilon; for
+    a gated MLP ``packed`` says whether gate and up are one module already, ``act_name`` is the attribute with the
+    activation, ``act`` its class, or the function that it is, and ``act_settings`` its plain attributes.
+    """
+
     original: type[nn.Module]
     layer: type[nn.Module]
-    is_live = False
-    was_bound = False
-    settings: tuple[tuple[str, Any], ...] = ()
+    name: str
+    is_live: bool = False
+    was_bound: bool = False
+    lacks: tuple[str, ...] = ()  # names that a layer or the guide's readers read and the module has not
+    eps_name: str = "variance_epsilon"
+    packed: bool | None = None
+    activation: str = ""
+    act_name: str = ""
+    act: Any = None
+    act_settings: tuple[tuple[str, Any], ...] = ()
+
+
+class Adopted:
+    """What the classes of adopted modules share."""
+
+    is_adopted = True  # copies of this package know each other's modules by this, never by isinstance
+    _layout_kernels: Adoption
 
     @staticmethod
     def kernel_condition(module: nn.Module) -> bool:  # noqa: ARG004
         """`kernels` asks this before it binds a forward: the class has ours, and an instance needs none."""
         return False
 
-    def arrange(self: Any) -> None:
-        """Bring the weights into the order that the layer reads, where they may be moved."""
-
     def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         super()._apply(*args, **kwargs)  # type: ignore[misc]
-        self.arrange()
+        _arrange(self)
         return self
 
     def train(self: Any, mode: bool = True) -> Any:
         """``nn.Module.train``, which ends a load, and a change of parameters that nobody else announces."""
         super().train(mode)  # type: ignore[misc]
-        self.arrange()
+        _arrange(self)
         return self
 
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
-        self.arrange()
+        _arrange(self)
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         # The class has no name to be found by: a copy, or a file, holds what it is made of.
-        state = super().__reduce_ex__(protocol)[2]
-        return _blank, (self.original, self.layer, self.kernel_layer_name, self.settings), state
+        return _blank, (self._layout_kernels,), super().__reduce_ex__(protocol)[2]
 
     def extra_repr(self: Any) -> str:
         """What the stock module prints, and the layer that runs."""
-        return ", ".join(part for part in (super().extra_repr(), f"layer={self.kernel_layer_name}") if part)  # type: ignore[misc]
+        return ", ".join(part for part in (super().extra_repr(), f"layer={self._layout_kernels.name}") if part)  # type: ignore[misc]
 
 
-class AdoptedNorm(Adopted):
-    """A norm; ``eps_name`` is the attribute that holds its epsilon."""
-
-    eps_name = "variance_epsilon"
-
-    @property
-    def scale(self: Any) -> Any:
-        """``weight``, under the name that it has while a checkpoint is loaded."""
-        return self.weight
-
-
-class AdoptedMLP(Adopted):
-    """A gated MLP. ``packed``: gate and up are one module already. ``act_name``: the attribute with the activation."""
-
-    packed = False
-    activation = "silu"
-    act_name = ""
-    act: Any = None
-
-    def arrange(self: Any) -> None:
-        """The rows of gate and up, and their biases, one after the other."""
-        if self.packed:
-            return
-        gate, up = (self._modules.get(name) for name in ("gate_proj", "up_proj"))
-        for kind in ("weight", "bias"):
-            parts: list[Any] = [getattr(module, "_parameters", {}).get(kind) for module in (gate, up)]
-            if all(is_sharded(part) for part in parts):
-                lay(*map(local, parts))
-            elif all(part is not None for part in parts):
-                lay(*parts)
+def _arrange(module: Any) -> None:
+    """Lay the rows of gate and up, and their biases, one after the other, where they may be moved."""
+    if module._layout_kernels.packed is not False:
+        return
+    gate, up = (module._modules.get(name) for name in ("gate_proj", "up_proj"))
+    for kind in ("weight", "bias"):
+        parts: list[Any] = [getattr(linear, "_parameters", {}).get(kind) for linear in (gate, up)]
+        if all(is_sharded(part) for part in parts):
+            lay(*map(local, parts))
+        elif all(part is not None for part in parts):
+            lay(*parts)
 
 
-class _Separate(AdoptedMLP):
-    @property
-    def gate_up_proj(self: Any) -> SimpleNamespace:
-        """``weight`` [2 * size, width] and ``bias`` of gate and up, as they are named while a checkpoint is loaded."""
-        gate, up = self.gate_proj, self.up_proj
-        bias = None if gate.bias is None else gathered((gate.bias, up.bias))
-        return SimpleNamespace(weight=gathered((gate.weight, up.weight)), bias=bias)
+def _merged(mlp: Any) -> SimpleNamespace:
+    """``weight`` [2 * size, width] and ``bias`` of gate and up, as they are named while a checkpoint is loaded."""
+    gate, up = mlp.gate_proj, mlp.up_proj
+    bias = None if gate.bias is None else gathered((gate.bias, up.bias))
+    return SimpleNamespace(weight=gathered((gate.weight, up.weight)), bias=bias)
+
+
+# What a module lacks, by name: the guide's names for weights, and what the layers of a norm read.
+_GIVEN: dict[str, Any] = {
+    "scale": property(lambda norm: norm.weight),
+    "weight": None,
+    "variance_epsilon": property(lambda norm: getattr(norm, norm._layout_kernels.eps_name)),
+    "gate_up_proj": property(_merged),
+}
 
 
 @cache
-def _adopted_class(
-    original: type[nn.Module], layer: type[nn.Module], name: str, settings: tuple[tuple[str, Any], ...]
-) -> type[nn.Module]:
-    members = dict(settings)
-    kind: type = (AdoptedMLP if members["packed"] else _Separate) if "packed" in members else AdoptedNorm
-    if members.get("eps_name", "variance_epsilon") != "variance_epsilon":
-        members["variance_epsilon"] = property(lambda self: getattr(self, self.eps_name))
-    if callable(act := members.get("act")) and not isinstance(act, type):
-        members["act"] = staticmethod(act)
-    members |= {
+def _adopted_class(adoption: Adoption) -> type[nn.Module]:
+    original = adoption.original
+    members = {name: _GIVEN[name] for name in adoption.lacks} | {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
-        "original": original,
-        "layer": layer,
-        "settings": settings,
-        "kernel_layer_name": name,
-        "forward": layer.forward,
-        "stock_forward": original.forward,
+        "_layout_kernels": adoption,
+        "kernel_layer_name": adoption.name,
+        "forward": adoption.layer.forward,
     }
-    return type(original.__name__, (kind, original), members)
+    return type(original.__name__, (Adopted, original), members)
 
 
-def _blank(*made_of: Any) -> nn.Module:
-    cls = _adopted_class(*made_of)
+def _blank(adoption: Adoption) -> nn.Module:
+    cls = _adopted_class(adoption)
     return cls.__new__(cls)
 
 
@@ -140,20 +135,26 @@ def adopt(module: Any, layer: type[nn.Module], name: str = "", **settings: Any) 
         module: of a stock class, without a forward of its own (one that is the class's own, bound, is put aside).
         layer: the stateless layer.
         name: what a ``KernelConfig`` calls it; by default the layer's own name.
-        settings: class attributes that the layer reads (``packed`` makes it an `AdoptedMLP`), and ``is_live``.
+        settings: other fields of `Adoption`.
     """
-    bound = vars(module).pop("forward", None)
-    if bound is not None:
-        settings["was_bound"] = True
-    original: Any = type(module)
-    made_of: Any = layer
-    cls = _adopted_class(original, made_of, name or layer.__name__, tuple(sorted(settings.items())))
-    module.__class__ = cls
+    adoption = Adoption(type(module), layer, name or layer.__name__, **settings)
+    read = ("gate_up_proj",) if adoption.packed is not None else ("scale", "weight", "variance_epsilon")
+    adoption = replace(
+        adoption,
+        was_bound=vars(module).pop("forward", None) is not None,
+        lacks=tuple(name for name in read if not hasattr(module, name)),
+    )
+    module.__class__ = _adopted_class(adoption)
     try:
-        module.arrange()
+        _arrange(module)
     except BaseException:
         release(module)
         raise
+
+
+def adoption_of(module: nn.Module) -> Adoption | None:
+    """How ``module`` runs one of our layers by its class, or None. Of any copy of this package."""
+    return getattr(type(module), "_layout_kernels", None) if is_adopted(module) else None
 
 
 def is_adopted(module: nn.Module) -> bool:
@@ -163,7 +164,7 @@ def is_adopted(module: nn.Module) -> bool:
 
 def why_not_release(module: nn.Module) -> str:
     """What would be lost if ``module`` got its stock class back; empty where nothing would."""
-    if "original" in vars(type(module)):
+    if "_layout_kernels" in vars(type(module)):
         return ""
     return (
         f"its class was changed to {type(module).__name__} after the kernel was applied (a parametrisation, "
@@ -173,7 +174,7 @@ def why_not_release(module: nn.Module) -> str:
 
 def release(module: Any) -> None:
     """Give ``module`` its stock class back. Its weights stay where they lie."""
-    was_bound = type(module).was_bound
-    module.__class__ = type(module).original
-    if was_bound:
-        module.forward = MethodType(type(module).forward, module)
+    adoption = module._layout_kernels
+    module.__class__ = adoption.original
+    if adoption.was_bound:
+        module.forward = MethodType(adoption.original.forward, module)

@@ -29,9 +29,9 @@ def run(mlp: Any, x: torch.Tensor) -> torch.Tensor:
     down: Linear | None = weight_and_bias(child(mlp, "down_proj"))
     first: Linear | None
     if _tracing_state() is not None:
-        return mlp.stock_forward(x)  # a traced graph is to have the stock model's weights
+        return _stock(mlp, x)  # a traced graph is to have the stock model's weights
     if down is not None and _has_its_activation(mlp):
-        if mlp.packed:
+        if mlp._layout_kernels.packed:
             first = weight_and_bias(child(mlp, "gate_up_proj"))
         elif _is_compiling():
             return _compiled(mlp, x, down)
@@ -39,22 +39,22 @@ def run(mlp: Any, x: torch.Tensor) -> torch.Tensor:
             x, first = _first_product(mlp, x)
         if first is not None:
             weights = None, first[0], down[0]
-            return rms_norm_mlp(x, *weights, 0.0, "none", mlp.activation, first[1], down[1])
+            return rms_norm_mlp(x, *weights, 0.0, "none", mlp._layout_kernels.activation, first[1], down[1])
     elif down is None and _is_sharded(mlp, x):
         rows = _rows_here(mlp)
         if rows is not None:
-            return mlp.down_proj(gated_activation(functional.linear(x, *rows), mlp.activation))
-    return mlp.stock_forward(x)
+            return mlp.down_proj(gated_activation(functional.linear(x, *rows), mlp._layout_kernels.activation))
+    return _stock(mlp, x)
 
 
 def why_in_parts(mlp: Any) -> str:
     """Why ``mlp`` runs as its own class does; empty where it runs in one call, or in two where it is sharded."""
     if not _has_its_activation(mlp):
         return "its activation was exchanged or has hooks, so it is called as a module"
-    if not mlp.packed and is_sharded(getattr(mlp.gate_proj, "weight", None)):
+    if not mlp._layout_kernels.packed and is_sharded(getattr(mlp.gate_proj, "weight", None)):
         return "" if _rows_here(mlp) else "its sharded rows are no one product, so its products are called as modules"
-    parts = None if mlp.packed else _parts(mlp)
-    first = weight_and_bias(mlp.gate_up_proj) if mlp.packed else parts
+    parts = None if mlp._layout_kernels.packed else _parts(mlp)
+    first = weight_and_bias(mlp.gate_up_proj) if mlp._layout_kernels.packed else parts
     if first is None or weight_and_bias(mlp.down_proj) is None:
         return "its products are no plain nn.Linear, so they are called as modules"
     if parts is not None and _rows(*parts) is None:
@@ -62,11 +62,22 @@ def why_in_parts(mlp: Any) -> str:
     return ""
 
 
+def _stock(mlp: Any, x: torch.Tensor) -> torch.Tensor:
+    return mlp._layout_kernels.original.forward(mlp, x)
+
+
 def _has_its_activation(mlp: Any) -> bool:
-    module = mlp._modules.get(mlp.act_name)
+    how = mlp._layout_kernels
+    module = mlp._modules.get(how.act_name)
     if module is None:
-        return not mlp.act_name or getattr(mlp, mlp.act_name) is mlp.act
-    return type(module) is mlp.act and not has_hooks(module)
+        return getattr(mlp, how.act_name) is how.act
+    bound = module.__dict__.get("forward")
+    return (
+        type(module) is how.act
+        and (bound is None or getattr(bound, "__func__", None) is how.act.forward)
+        and all(getattr(module, name, None) == value for name, value in how.act_settings)
+        and not has_hooks(module)
+    )
 
 
 def _is_sharded(mlp: Any, x: torch.Tensor) -> bool:
@@ -128,6 +139,6 @@ def _compiled(mlp: Any, x: torch.Tensor, down: Linear) -> torch.Tensor:
     """In a graph the parameters are inputs, and where they lie is looked up when it runs."""
     parts = _parts(mlp)
     if parts is None or torch.compiler.is_exporting():  # an exported program is to have the stock model's weights
-        return mlp.stock_forward(x)
+        return _stock(mlp, x)
     (gate, gate_bias), (up, up_bias) = parts
-    return mlp_of_parts(x, gate, up, down[0], mlp.activation, gate_bias, up_bias, down[1])
+    return mlp_of_parts(x, gate, up, down[0], mlp._layout_kernels.activation, gate_bias, up_bias, down[1])

@@ -183,9 +183,8 @@ def forget_our_classes(model: nn.Module) -> None:
     for module in model.modules():
         cls: Any = type(module)
         if getattr(cls, "is_adopted", False):
-            stock |= {
-                c: cls.original for c in patch_mapping().values() if c.__name__ == f"{cls.kernel_layer_name}Layout"
-            }
+            layouts = [c for c in patch_mapping().values() if c.__name__ == f"{cls.kernel_layer_name}Layout"]
+            stock |= dict.fromkeys(layouts, cls._layout_kernels.original)
     names = {cls.__name__ for cls in stock}
     for module in model.modules():
         for place in (vars(module), *(vars(cls) for cls in type(module).__mro__)):

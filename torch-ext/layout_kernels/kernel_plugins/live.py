@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from .. import layers, plain
-from ..adopted import is_adopted, release, why_not_release
+from ..adopted import adoption_of, is_adopted, release, why_not_release
 from ..flavours import mlp_kind, norm_flavour
 from ..layouts.mlp import adopt_mlp
 from ..layouts.norm import LAYER_OF, adopt_norm
@@ -77,8 +77,8 @@ def foreign_forward(module: nn.Module) -> bool:
 
 def _why_not(module: Any) -> str:
     """Why ``module`` keeps its forward, or an empty text."""
-    if is_adopted(module):
-        return f"it runs {module.kernel_layer_name} already"
+    if (adoption := adoption_of(module)) is not None:
+        return f"it runs {adoption.name} already"
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
             if parameter.is_meta:
@@ -263,7 +263,7 @@ def _changed(model: nn.Module) -> list[tuple[str, Any]]:
     return [
         (path, module)
         for path, module in model.named_modules()
-        if BEFORE in vars(module) or (is_adopted(module) and getattr(module, "is_live", False))
+        if BEFORE in vars(module) or ((adoption := adoption_of(module)) is not None and adoption.is_live)
     ]
 
 

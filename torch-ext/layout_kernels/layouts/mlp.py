@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .. import flavours, patching
-from ..adopted import adopt
+from ..adopted import Adoption, adopt
 from ..locations import Rule
 from ..ops.adjacent import divide
 from ..ops.gated_activation import gated_activation
@@ -162,8 +162,18 @@ def adopt_mlp(mlp: Any, layer: type[nn.Module], name: str = "", **settings: Any)
     finding = flavours.mlp_kind(mlp)
     act_name, function = flavours.named_activation_of(mlp)
     act = type(function) if isinstance(function, nn.Module) else function
+    own = sorted(vars(function).items()) if isinstance(function, nn.Module) else []
+    plain = tuple((n, v) for n, v in own if isinstance(v, str | bool) and n != "training" and not n.startswith("_"))
     kind = {"packed": finding.packed, "activation": finding.activation, "act_name": act_name, "act": act}
+    settings |= {"act_settings": plain}
     adopt(mlp, layer, name, **kind, **settings)
+
+
+class _FromModules(nn.Module):
+    """The MLP of a layout from its modules, where their weights cannot be read."""
+
+    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(gated_activation(self.gate_up_proj(hidden_states), self.activation))
 
 
 class MLPLayout(Layout):
@@ -172,24 +182,16 @@ class MLPLayout(Layout):
     ``gate_up_proj`` holds the checkpoint's ``gate_proj`` and ``up_proj``, in this order.
     """
 
-    packed = True  # while a checkpoint is loaded gate and up are one module
-    act_name = "act_fn"
-
     def __init__(self) -> None:
         super().__init__()
         self.source_packed = False
         self.activation = "silu"
 
     @property
-    def act(self) -> type:
-        """The kind of activation, which nobody exchanges during a load."""
-        return type(self.act_fn)
-
-    def stock_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The MLP from its modules, where their weights cannot be read."""
-        gate_up: Any = self.gate_up_proj
-        down: Any = self.down_proj
-        return down(gated_activation(gate_up(hidden_states), self.activation))
+    def _layout_kernels(self) -> Adoption:
+        """While a checkpoint is loaded gate and up are one module, and nobody exchanges the activation."""
+        how = {"packed": True, "activation": self.activation, "act_name": "act_fn", "act": type(self.act_fn)}
+        return Adoption(_FromModules, self.layer, self.layer_name, **how)  # type: ignore[arg-type]
 
 
 class PlainMLPLayout(MLPLayout):

@@ -108,8 +108,6 @@ def put_norm(place: Any, norm: Any, weight: nn.Parameter | None, layer: type[nn.
 def adopt_norm(norm: Any, layer: type[nn.Module], **settings: Any) -> None:
     """Let a norm of a known flavour run ``layer``."""
     eps = flavours.eps_of(norm)
-    if not hasattr(norm, "weight"):
-        settings["weight"] = None  # the layer reads it
     adopt(norm, layer, eps_name=eps[0] if eps else "variance_epsilon", **settings)
 
 

@@ -62,7 +62,7 @@ def layer_of(module: nn.Module) -> tuple[str, Any] | None:
     bound = getattr(vars(module).get("forward"), "__func__", None)
     cls: Any = type(module)
     if bound is None and getattr(cls, "is_adopted", False):
-        name, home = cls.kernel_layer_name, cls.layer.__module__
+        name, home = cls._layout_kernels.name, cls._layout_kernels.layer.__module__
     elif getattr(module, "is_layout", False):
         name, home = cls.__name__.removesuffix("Layout"), cls.__module__
     elif bound is not None and bound.__qualname__.partition(".")[0] in OPERATIONS:
@@ -88,7 +88,7 @@ def _row(path: str, module: Any, name: str, owner: Any) -> Row:
     if operations == ("rms_norm_mlp",) and getattr(type(module), "is_adopted", False):
         apart = import_module(".gated_mlp", owner.__name__).why_in_parts(module)
         if apart:
-            return Row(path, name, device, f"{type(module).original.__name__}.forward", apart)
+            return Row(path, name, device, f"{type(module).__name__}.forward", apart)
     prepared = [getattr(owner, f"prepare_{operation}")(device) for operation in operations]
     excluded = {reason for plan in prepared for reason in plan.excluded.values()}
     if all(plan.spec.solution == "reference" for plan in prepared):
