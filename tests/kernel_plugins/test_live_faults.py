@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from types import MethodType
 from typing import Any
@@ -239,7 +240,7 @@ def test_undo_leaves_a_model_that_was_loaded_with_layouts_its_original_names(ker
     with kernel.kernel_loading():
         model = load(family, save_family(family, tmp_path), {"RMSNorm": ref("CustomRMSNorm")})
     plugins = kernel.kernel_plugins
-    originals = plugins.original_state_dict(model)
+    originals = copy.deepcopy(plugins.original_state_dict(model))
     plugins.apply_kernel(MLP, model=model)
     plugins.undo(model)
     model.load_state_dict(originals)

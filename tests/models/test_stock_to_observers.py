@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import pytest
 import torch
 import transformers as tf
-from accelerate import FullyShardedDataParallelPlugin, load_checkpoint_in_model
-from safetensors.torch import load_file, load_model, save_model
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules import module as every_module
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
+from transformers.monkey_patching import clear_patch_mapping
 
 from layout_kernels import kernel_plugins as kp
-from tests.support.loads import load, ref
-from tests.support.observed import TREES, close, logits, ours, with_layers
-from tests.support.tiny import randomise, save_family, tokens
+from tests.support.loads import by_hand, load, ref
+from tests.support.observed import TREES, close, logits, mapping, ours, with_layers
+from tests.support.tiny import save_family, tokens
 
 LLAMA = TREES["llama"]
 BLOCK = 0  # the layer that is looked at
@@ -31,119 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(LLAMA, tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("other")
-    randomise(LLAMA.build(), seed=7).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(params=["norm", "MLP", "norm and fusion", "by hand", "live"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def part(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in load_file(folder / "model.safetensors").items() if pattern in name}
-
-
-# Each takes a model and the folder of another checkpoint, changes the model's weights by names, and returns it.
-def _load_state_dict(model: Any, other: Path, tmp: Path) -> Any:
-    model.load_state_dict(load(LLAMA, other, None).state_dict())
-
-
-def _assign(model: Any, other: Path, tmp: Path) -> Any:
-    model.load_state_dict(load(LLAMA, other, None).state_dict(), assign=True)
-
-
-def _set_model_state_dict(model: Any, other: Path, tmp: Path) -> Any:
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(model, dict(load(LLAMA, other, None).state_dict()), options=options)
-
-
-def _load_checkpoint_in_model(model: Any, other: Path, tmp: Path) -> Any:
-    load_checkpoint_in_model(model, str(other), device_map={"": "cpu"})
-
-
-def _load_model(model: Any, other: Path, tmp: Path) -> Any:
-    load_model(model, other / "model.safetensors")
-
-
-def _norms_only(model: Any, other: Path, tmp: Path) -> Any:
-    model.load_state_dict(part(other, "norm"), strict=False)
-
-
-def _mlps_only(model: Any, other: Path, tmp: Path) -> Any:
-    model.load_state_dict(part(other, "mlp"), strict=False)
-
-
-def _gates_only(model: Any, other: Path, tmp: Path) -> Any:
-    model.load_state_dict(part(other, "gate_proj.weight"), strict=False)
-
-
-def _data(model: Any, other: Path, tmp: Path) -> Any:
-    for name, value in part(other, "mlp").items():
-        model.get_parameter(name).data = value
-
-
-def _vector(model: Any, other: Path, tmp: Path) -> Any:
-    vector = torch.nn.utils.parameters_to_vector(load(LLAMA, other, None).parameters())
-    torch.nn.utils.vector_to_parameters(vector, model.parameters())
-
-
-def _checkpoint_of_torch(model: Any, other: Path, tmp: Path) -> Any:
-    dcp.save(get_model_state_dict(load(LLAMA, other, None)), checkpoint_id=tmp / "dcp", no_dist=True)
-    state = get_model_state_dict(model)
-    dcp.load(state, checkpoint_id=tmp / "dcp", no_dist=True)
-    set_model_state_dict(model, state)
-
-
-LOADERS: list[Callable[..., Any]] = [
-    _load_state_dict,
-    _assign,
-    _set_model_state_dict,
-    _load_checkpoint_in_model,
-    _load_model,
-    _norms_only,
-    _mlps_only,
-    _gates_only,
-    _data,
-    _vector,
-    _checkpoint_of_torch,
-]
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_weights_that_are_given_by_name_arrive(
-    loader: Callable[..., Any], way: str, kernel: Any, folder: Path, other: Path, tmp_path: Path
-) -> None:
-    stock, model = load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)
-    before = logits(stock)
-    for each in (stock, model):
-        loader(each, other, tmp_path)
-    assert not close(logits(stock), before)
-    assert close(logits(model), logits(stock))
-    model.eval()  # which lays the rows side by side again
-    assert close(logits(model), logits(stock))
-    # In one call again; also said of layers that another copy of the package put in.
-    assert not any("called as modules" in row.fallback for row in kernel.report(model).rows)
-
-
-def test_decay_freezing_and_selection_by_name(way: str, kernel: Any, folder: Path) -> None:
-    stock, model = load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)
-    trainer = tf.Trainer.__new__(tf.Trainer)
-    counts = []
-    for each in (stock, model):
-        decayed = set(trainer.get_decay_parameter_names(each))
-        frozen = [p.requires_grad_(False) for n, p in each.named_parameters() if "mlp" in n]
-        trained = sum(p.numel() for p in each.parameters() if p.requires_grad)
-        counts.append((sum(p.numel() for n, p in each.named_parameters() if n in decayed), len(frozen), trained))
-    assert counts[0] == counts[1]
-    assert counts[0][1] == 12
-    for each in (stock, model):
-        each(tokens(), labels=tokens()).loss.backward()
-    grads = [{n: p.grad for n, p in each.named_parameters()} for each in (stock, model)]
-    assert all((grads[0][n] is None) == (grads[1][n] is None) for n in grads[0])
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -153,57 +44,6 @@ def test_wrapping_by_the_parents_class(version: int, way: str, kernel: Any, fold
     plugin.set_auto_wrap_policy(model)
     assert plugin.auto_wrap_policy.keywords["transformer_layer_cls"] == {type(model.model.layers[BLOCK])}
     assert type(model.model.layers[BLOCK]).__name__ == "LlamaDecoderLayer"
-
-
-def _accelerator(model: Any, file: Path) -> None:
-    accelerate.Accelerator(cpu=True).save_model(model, file.parent)
-
-
-def _save_model(model: Any, file: Path) -> None:
-    save_model(model, str(file))
-
-
-def _torch_save(model: Any, file: Path) -> None:
-    torch.save(model.state_dict(), file)
-
-
-@pytest.mark.parametrize("save", [_accelerator, _save_model, _torch_save])
-def test_files_that_others_write_are_stock_s(
-    save: Callable[..., None], way: str, kernel: Any, folder: Path, tmp_path: Path
-) -> None:
-    models = {"stock": load(LLAMA, folder, None), "ours": with_layers("llama", folder, way, kernel)}
-    found = {}
-    for kind, model in models.items():
-        file = tmp_path / kind / ("model.pt" if save is _torch_save else "model.safetensors")
-        file.parent.mkdir()
-        save(model, file)
-        found[kind] = torch.load(file) if save is _torch_save else load_file(file)
-    assert list(found["ours"]) == list(found["stock"])
-    assert all(torch.equal(found["ours"][name], value) for name, value in found["stock"].items())
-
-
-@pytest.mark.parametrize("resumed", ["stock", "ours"])
-def test_an_optimizer_s_state_goes_both_ways(resumed: str, way: str, kernel: Any, folder: Path) -> None:
-    stock, model = load(LLAMA, folder, None).train(), with_layers("llama", folder, way, kernel).train()
-    first, then = (stock, model) if resumed == "ours" else (model, stock)
-    steady = copy.deepcopy(load(LLAMA, folder, None)).train()
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3, weight_decay=0.1) for each in (first, then, steady)]
-
-    def step(each: Any, optimizer: Any) -> None:
-        optimizer.zero_grad()
-        each(tokens(), labels=tokens()).loss.backward()
-        optimizer.step()
-
-    for _ in range(2):
-        step(first, optimizers[0])
-        step(steady, optimizers[2])
-    then.load_state_dict(first.state_dict())
-    optimizers[1].load_state_dict(optimizers[0].state_dict())
-    step(then, optimizers[1])
-    step(steady, optimizers[2])
-    for (name, found), expected in zip(then.named_parameters(), steady.parameters(), strict=True):
-        # Adam divides by the size of the gradient, so a float32 rounding of it may move a weight by a part of lr.
-        assert (found - expected).abs().max() <= 1e-4, name
 
 
 @pytest.mark.parametrize("order", ["quantised first", "kernels first"])
@@ -249,23 +89,150 @@ def test_modules_that_are_called_alone_give_stock_s_result(way: str, kernel: Any
             assert close(found, expected), name
 
 
-def test_the_guide_s_names_give_the_tensors(way: str, kernel: Any, folder: Path) -> None:
-    layer = with_layers("llama", folder, way, kernel).model.layers[BLOCK]
-    if way != "MLP":
-        assert layer.input_layernorm.scale is layer.input_layernorm.weight
-    if way != "norm":
-        for kind in ("weight", "bias"):
-            whole = torch.cat([getattr(layer.mlp.gate_proj, kind), getattr(layer.mlp.up_proj, kind)])
-            assert torch.equal(getattr(layer.mlp.gate_up_proj, kind), whole)
+Call = Callable[[Any, torch.Tensor], Any]
+BYSTANDERS: dict[str, Call] = {
+    "an export": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
+    "a trace": lambda layer, x: torch.jit.trace(layer, (x,), check_trace=False)(x),
+    "fx": lambda layer, x: torch.fx.symbolic_trace(layer)(x),
+    "make_fx": lambda layer, x: make_fx(layer)(x)(x),
+    "vmap": lambda layer, x: torch.func.vmap(layer)(x),
+    "jvp": lambda layer, x: torch.func.jvp(layer, (x,), (x,)),
+    "grad": lambda layer, x: torch.func.grad(lambda t: layer(t).sum())(x),
+    "a nested tensor": lambda layer, x: layer(torch.nested.nested_tensor([x[0], x[1, :2]])),
+    "integers": lambda layer, x: layer((4 * x).long()),
+    "another dtype": lambda layer, x: layer(x.bfloat16()),
+    "one column": lambda layer, x: layer(x[..., :1]),
+    "a fake tensor": lambda layer, x: _faked(layer, x),
+    "an argument by name": lambda layer, x: layer(**{next(iter(inspect.signature(layer.forward).parameters)): x}),
+}
 
 
-def test_an_exported_program_has_stock_s_weights(folder: Path, kernel: Any) -> None:
-    mlp = with_layers("llama", folder, "MLP", kernel).model.layers[BLOCK].mlp
-    x = torch.randn(2, 32)
-    program = torch.export.export(mlp, (x,))
-    assert set(program.state_dict) == set(mlp.state_dict())
-    assert not program.constants
-    assert close(program.module()(x), mlp(x))
+def _faked(layer: Any, x: torch.Tensor) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return layer(torch.ones(x.shape))
+
+
+def outcome(call: Call, layer: Any, x: torch.Tensor) -> Any:
+    """The result, or the error's type and message."""
+    try:
+        found = call(layer, x)
+    except Exception as error:  # noqa: BLE001 whatever it is, it is to be stock's
+        return type(error), str(error)
+    first = found if isinstance(found, torch.Tensor) else found[0]
+    return first.to_padded_tensor(0.0) if first.is_nested else first
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "post_attention_layernorm"])
+@pytest.mark.parametrize("who", BYSTANDERS)
+def test_what_is_not_a_plain_call_gives_stock_s_result_or_error(
+    who: str, name: str, is_recorded: bool, way: str, kernel: Any, folder: Path
+) -> None:
+    stock, model = load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    with torch.set_grad_enabled(is_recorded):
+        expected, found = (
+            outcome(BYSTANDERS[who], each.model.layers[BLOCK].get_submodule(name), x) for each in (stock, model)
+        )
+    if isinstance(expected, tuple):
+        assert found == expected
+    elif who == "a fake tensor":
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    else:
+        assert found.dtype == expected.dtype
+        assert close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["mlp", "post_attention_layernorm"])
+def test_what_is_exported_or_traced_has_stock_s_weights_and_operators(
+    name: str, way: str, kernel: Any, folder: Path
+) -> None:
+    x, found = torch.randn(2, 32), []
+    for model in (load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)):
+        layer = model.model.layers[BLOCK].get_submodule(name)
+        program = torch.export.export(layer, (x,))
+        assert not program.constants
+        traced = torch.jit.trace(layer, (x,), check_trace=False)
+        found.append(
+            (
+                sorted(program.state_dict),
+                [str(node.target) for node in program.graph.nodes],
+                sorted(traced.state_dict()),
+                [node.kind() for node in traced.inlined_graph.nodes()],
+            )
+        )
+    assert found[0] == found[1]
+
+
+Hook = Callable[..., Any]
+HOOKS = (
+    every_module.register_module_forward_hook,
+    every_module.register_module_forward_pre_hook,
+    every_module.register_module_full_backward_hook,
+    every_module.register_module_full_backward_pre_hook,
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("register", HOOKS, ids=lambda register: register.__name__)
+def test_hooks_of_every_module_see_what_they_see_of_stock(register: Hook, way: str, kernel: Any, folder: Path) -> None:
+    seen: list[list[str]] = []
+    for model in (load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)):
+        paths = {id(module): path for path, module in model.named_modules()}
+        seen.append([])
+        handle = register(lambda module, *_, paths=paths: seen[-1].append(paths.get(id(module), "?")))
+        try:
+            model(tokens(), labels=tokens()).loss.backward()
+        finally:
+            handle.remove()
+    assert sorted(seen[0]) == sorted(seen[1])
+    assert f"model.layers.{BLOCK}.mlp.gate_proj" in seen[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_every_module_is_in_the_mode_that_stock_s_is_in(family: str, way: str, kernel: Any, tmp_path: Path) -> None:
+    stock = load(TREES[family], save_family(TREES[family], tmp_path), None)
+    model = with_layers(family, tmp_path, way, kernel)
+    for first, second in ((stock, model), (stock.train(), model.train())):
+        assert [m.training for m in first.modules()] == [m.training for m in second.modules()]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_later_models_record_what_stock_records_after_loads_by_hand(refused: bool, folder: Path) -> None:
+    with by_hand():
+        load(LLAMA, folder, mapping("llama", "norm and fusion"))
+        if refused:
+            with pytest.raises(ValueError, match="Use CustomRMSNorm"):
+                load(LLAMA, folder, {LLAMA.norm_class: ref("FP32RMSNorm")})
+            clear_patch_mapping()
+        for model in (LLAMA.build(), load(LLAMA, folder, None if refused else mapping("llama", "norm and fusion"))):
+            assert len(model(tokens(), output_hidden_states=True).hidden_states) == 3
+            found = [r for m in model.modules() for r in (getattr(m, "_can_record_outputs", None) or {}).values()]
+            classes = [getattr(r, "target_class", r) for r in found]
+            assert {c.__name__ for c in classes if isinstance(c, type)} == {"LlamaDecoderLayer", "LlamaAttention"}
+
+
+@pytest.mark.parametrize("name", ["mlp", "post_attention_layernorm"])
+@pytest.mark.parametrize("wrap", ["accelerate", "by hand"])
+def test_undo_refuses_where_a_forward_was_wrapped_since(wrap: str, name: str, folder: Path) -> None:
+    model = kp.apply_default_kernels(load(LLAMA, folder, None), "auto")
+    layer, expected = model.model.layers[BLOCK].get_submodule(name), logits(model)
+    if wrap == "accelerate":
+        add_hook_to_module(layer, ModelHook())
+    else:
+        before = layer.forward
+        layer.forward = lambda *args: before(*args)
+    with pytest.raises(RuntimeError, match="its forward was replaced after the kernel was applied"):
+        kp.undo(model)
+    assert torch.equal(logits(model), expected)
+    if wrap == "accelerate":
+        remove_hook_from_module(layer)
+    else:
+        del layer.forward
+    stock = load(LLAMA, folder, None)
+    assert not ours(kp.undo(model))
+    assert torch.equal(logits(model), logits(stock))
 
 
 def test_a_quantised_load_has_stock_s_names_and_results(folder: Path, kernel: Any) -> None:

@@ -4,21 +4,22 @@ An adopted module is the same object with the same parameters, children, hooks a
 a subclass of its own class, under the same name, with the layer's `forward`. So whoever goes by paths, names, shapes,
 `isinstance` or class names sees the stock model, and `release` is one assignment.
 
-Where a layer needs weights to lie in a certain way (the rows of gate and up one after the other), the module arranges
-them when it is adopted and whenever its weights were exchanged as a whole: `.to(...)`, a copy, `train()` and `eval()`.
+Where a layer needs weights to lie in a certain way (the rows of gate and up one after the other), `Adoption.arrange`
+lays them so: at the end of a load, when a kernel is applied, and after `.to(...)` or a copy, which gave the weights
+new memory anyway. Memory that anybody else may hold stays where it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MethodType, SimpleNamespace
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 from torch import nn
 
-from .ops.adjacent import gathered, lay
-from .sharded import is_sharded, local
+from .ops.adjacent import address, gathered, lay, rows_of, why_not_lay
+from .sharded import is_sharded, rows_here
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,26 @@ class Adoption:
     act: Any = None
     act_settings: tuple[tuple[str, Any], ...] = ()
 
+    # Methods, so that another copy of this package asks the one whose forward runs.
+    def is_apart(self, module: Any) -> bool:
+        """Whether gate's and up's rows do not lie one after the other, though they could."""
+        return any(not why_not_lay(*pair) and rows_of(*pair) is None for pair in _pairs(module))
+
+    def arrange(self, module: Any, even_if_held: bool = False) -> None:
+        """Lay the rows of gate and up, and their biases, one after the other; see `ops.adjacent.lay`."""
+        for pair in _pairs(module):
+            lay(*pair, even_if_held=even_if_held)
+
+
+class _Named(type):
+    """For policies that find a class in the model by its name, and wrap all modules of that class (FSDP's): the class
+    of one adopted module stands for all that are of its original, whatever runs in them.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        own = vars(cls).get("_layout_kernels")
+        return super().__instancecheck__(instance) if own is None else isinstance(instance, own.original)
+
 
 class Adopted:
     """What the classes of adopted modules share."""
@@ -57,19 +78,15 @@ class Adopted:
         return False
 
     def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _addresses(self)
         super()._apply(*args, **kwargs)  # type: ignore[misc]
-        _arrange(self)
-        return self
-
-    def train(self: Any, mode: bool = True) -> Any:
-        """``nn.Module.train``, which ends a load, and a change of parameters that nobody else announces."""
-        super().train(mode)  # type: ignore[misc]
-        _arrange(self)
+        if not set(before) & set(_addresses(self)):  # new memory, which nobody else has seen
+            self._layout_kernels.arrange(self)
         return self
 
     def __setstate__(self: Any, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]
-        _arrange(self)
+        self._layout_kernels.arrange(self)
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         # The class has no name to be found by: a copy, or a file, holds what it is made of.
@@ -80,17 +97,21 @@ class Adopted:
         return ", ".join(part for part in (super().extra_repr(), f"layer={self._layout_kernels.name}") if part)  # type: ignore[misc]
 
 
-def _arrange(module: Any) -> None:
-    """Lay the rows of gate and up, and their biases, one after the other, where they may be moved."""
+def _pairs(module: Any) -> list[Any]:
+    """Gate's and up's weights, and their biases: what this rank holds of them where a parallel plan shards them."""
     if module._layout_kernels.packed is not False:
-        return
-    gate, up = (module._modules.get(name) for name in ("gate_proj", "up_proj"))
-    for kind in ("weight", "bias"):
-        parts: list[Any] = [getattr(linear, "_parameters", {}).get(kind) for linear in (gate, up)]
-        if all(is_sharded(part) for part in parts):
-            lay(*map(local, parts))
-        elif all(part is not None for part in parts):
-            lay(*parts)
+        return []
+    halves = [module._modules.get(name) for name in ("gate_proj", "up_proj")]
+    parts = [getattr(half, "_parameters", {}) for half in halves]
+    found = [[own.get(kind) for own in parts] for kind in ("weight", "bias")]
+    if all(is_sharded(own.get("weight")) for own in parts):
+        here = [rows_here(half) for half in halves]
+        found = [] if any(part is None for part in here) else list(map(list, zip(*here, strict=True)))  # type: ignore[arg-type]
+    return [pair for pair in found if all(part is not None for part in pair)]
+
+
+def _addresses(module: Any) -> list[int]:
+    return [address(part) for pair in _pairs(module) for part in pair]
 
 
 def _merged(mlp: Any) -> SimpleNamespace:
@@ -109,8 +130,18 @@ _GIVEN: dict[str, Any] = {
 }
 
 
+def _forward_like(forward: Any, original: Any) -> FunctionType:
+    """``forward``, whose one argument has the name that it has in ``original``: for callers that give it by name."""
+    code, names = forward.__code__, original.__code__.co_varnames
+    if len(names) < 2:  # a wrapper: its own argument stays
+        return forward
+    own = code.co_varnames
+    code = code.replace(co_varnames=(*own[:1], names[1], *own[2:]))
+    return FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
+
+
 @cache
-def _adopted_class(adoption: Adoption) -> type[nn.Module]:
+def _adopted_class(adoption: Adoption) -> Any:
     original = adoption.original
     members = {name: _GIVEN[name] for name in adoption.lacks} | {
         "__module__": original.__module__,
@@ -118,9 +149,9 @@ def _adopted_class(adoption: Adoption) -> type[nn.Module]:
         "__doc__": original.__doc__,
         "_layout_kernels": adoption,
         "kernel_layer_name": adoption.name,
-        "forward": adoption.layer.forward,
+        "forward": _forward_like(adoption.layer.forward, original.forward),
     }
-    return type(original.__name__, (Adopted, original), members)
+    return _Named(original.__name__, (Adopted, original), members)
 
 
 def _blank(adoption: Adoption) -> nn.Module:
@@ -145,11 +176,6 @@ def adopt(module: Any, layer: type[nn.Module], name: str = "", **settings: Any) 
         lacks=tuple(name for name in read if not hasattr(module, name)),
     )
     module.__class__ = _adopted_class(adoption)
-    try:
-        _arrange(module)
-    except BaseException:
-        release(module)
-        raise
 
 
 def adoption_of(module: nn.Module) -> Adoption | None:
@@ -175,6 +201,7 @@ def why_not_release(module: nn.Module) -> str:
 def release(module: Any) -> None:
     """Give ``module`` its stock class back. Its weights stay where they lie."""
     adoption = module._layout_kernels
+    vars(module).pop("forward", None)  # its own, bound, as accelerate leaves it behind
     module.__class__ = adoption.original
     if adoption.was_bound:
         module.forward = MethodType(adoption.original.forward, module)

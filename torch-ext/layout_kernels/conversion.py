@@ -81,6 +81,7 @@ if WeightConverter is not None:
     class LayoutOperation(ConversionOps):
         """Checkpoint tensors to one layout parameter; checks on the way that the layout may stand where it stands."""
 
+        @torch.inference_mode(False)  # what is made in it can never be trained
         @torch.no_grad()
         def convert(  # type: ignore[override]
             self,

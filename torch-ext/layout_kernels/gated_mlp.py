@@ -9,42 +9,61 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from .ops.adjacent import joined, rows_of
 from .ops.gated_activation import gated_activation
 from .ops.rms_norm_mlp import mlp_of_parts, rms_norm_mlp
-from .plain import TENSORS, child, has_hooks, weight_and_bias
+from .ops.rms_norm_mlp.operator import direct
+from .plain import TENSORS, child, has_hooks, is_for_operators, weight_and_bias
 from .sharded import is_sharded, rows_here
 
 _is_compiling = torch.compiler.is_compiling
-_tracing_state = torch._C._get_tracing_state
-_functorch_level = torch._C._functorch.peek_interpreter_stack
+_is_any_autocast = torch._C._is_any_autocast_enabled
 Linear = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def run(mlp: Any, x: torch.Tensor) -> torch.Tensor:
     """``down(act(gate(x)) * up(x))``, [..., width] to [..., out]."""
     down: Linear | None = weight_and_bias(child(mlp, "down_proj"))
-    first: Linear | None
-    if _tracing_state() is not None:
-        return _stock(mlp, x)  # a traced graph is to have the stock model's weights
-    if down is not None and _has_its_activation(mlp):
-        if mlp._layout_kernels.packed:
-            first = weight_and_bias(child(mlp, "gate_up_proj"))
-        elif _is_compiling():
-            return _compiled(mlp, x, down)
-        else:
-            x, first = _first_product(mlp, x)
-        if first is not None:
-            weights = None, first[0], down[0]
-            return rms_norm_mlp(x, *weights, 0.0, "none", mlp._layout_kernels.activation, first[1], down[1])
+    if down is not None and type(x) in TENSORS and _has_its_activation(mlp):
+        result = (_compiled if _is_compiling() else _in_one_call)(mlp, x, down)
+        if result is not None:
+            return result
     elif down is None and _is_sharded(mlp, x):
         rows = _rows_here(mlp)
         if rows is not None:
             return mlp.down_proj(gated_activation(functional.linear(x, *rows), mlp._layout_kernels.activation))
     return _stock(mlp, x)
+
+
+def _in_one_call(mlp: Any, x: torch.Tensor, down: Linear) -> torch.Tensor | None:
+    """The MLP as one operation, or None where its weights or its input need its own class's forward."""
+    how = mlp._layout_kernels
+    parts = None if how.packed else _parts(mlp)
+    first: Linear | None = weight_and_bias(child(mlp, "gate_up_proj")) if how.packed else parts and _rows(*parts)
+    if first is None or not _has_dtype_of(first[0], x):
+        return None
+    is_recorded = parts is not None and torch.is_grad_enabled() and _needs_gradient(x, *parts)
+    if not is_recorded:
+        result = direct(x, None, first[0], down[0], 0.0, "none", how.activation, first[1], down[1])
+        if result is not None:
+            return result
+    if not _is_one_product(first[0], x):
+        return None
+    if is_recorded and parts is not None:
+        x, first = _joined(x, first, *parts)
+    return rms_norm_mlp(x, None, first[0], down[0], 0.0, "none", how.activation, first[1], down[1])
+
+
+def _has_dtype_of(weight: torch.Tensor, x: torch.Tensor) -> bool:
+    """Another dtype is an error of a stock MLP, but where autocast converts."""
+    return x.dtype is weight.dtype or _is_any_autocast()
+
+
+def _is_one_product(weight: torch.Tensor, x: torch.Tensor) -> bool:
+    """Another width, or what is not for our operators, is for the stock forward: its result, or its error."""
+    return is_for_operators(x) and x.dim() > 0 and x.shape[-1] == weight.shape[1]
 
 
 def why_in_parts(mlp: Any) -> str:
@@ -58,7 +77,10 @@ def why_in_parts(mlp: Any) -> str:
     if first is None or weight_and_bias(mlp.down_proj) is None:
         return "its products are no plain nn.Linear, so they are called as modules"
     if parts is not None and _rows(*parts) is None:
-        return "the rows of gate and up do not lie one after the other, so its products are called as modules"
+        return (
+            "the rows of gate and up do not lie one after the other (its weights were exchanged), so its products are "
+            "called as modules; apply_kernel lays them so"
+        )
     return ""
 
 
@@ -117,28 +139,24 @@ def _rows(gate: Linear, up: Linear) -> Linear | None:
     return None if bias is None else (weight, bias)
 
 
-def _first_product(mlp: Any, x: Any) -> tuple[Any, Linear | None]:
-    """The input, and the weight and bias of gate and up as one product, or None."""
-    parts = _parts(mlp)
-    rows = None if parts is None else _rows(*parts)
-    if parts is None or rows is None:
-        return x, None
-    (gate, gate_bias), (up, up_bias) = parts
-    weight: Any = rows[0]
-    bias: Any = rows[1]
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(x, gate, up, gate_bias, up_bias):
-        if _functorch_level() is not None or forward_ad._current_level >= 0:
-            return x, None  # transforms need PyTorch's own operators
-        x, weight = joined(x, weight, gate, up)
-        if bias is not None:
-            _, bias = joined(None, bias, gate_bias, up_bias)  # type: ignore[arg-type]
-    return x, (weight, bias)
+def _needs_gradient(x: torch.Tensor, gate: Linear, up: Linear) -> bool:
+    return torch._C._any_requires_grad(x, gate[0], up[0], gate[1], up[1])
 
 
-def _compiled(mlp: Any, x: torch.Tensor, down: Linear) -> torch.Tensor:
+def _joined(x: Any, rows: Any, gate: Any, up: Any) -> tuple[Any, Linear]:
+    """The input, and weight and bias of gate and up as one product whose gradient is theirs."""
+    x, weight = joined(x, rows[0], gate[0], up[0])
+    return x, (weight, None if rows[1] is None else joined(None, rows[1], gate[1], up[1])[1])
+
+
+def _compiled(mlp: Any, x: torch.Tensor, down: Linear) -> torch.Tensor | None:
     """In a graph the parameters are inputs, and where they lie is looked up when it runs."""
-    parts = _parts(mlp)
-    if parts is None or torch.compiler.is_exporting():  # an exported program is to have the stock model's weights
-        return _stock(mlp, x)
+    how = mlp._layout_kernels
+    parts = None if how.packed else _parts(mlp)
+    first = weight_and_bias(child(mlp, "gate_up_proj")) if how.packed else parts and parts[0]
+    if first is None or not _has_dtype_of(first[0], x) or not _is_one_product(first[0], x):
+        return None
+    if parts is None:
+        return rms_norm_mlp(x, None, first[0], down[0], 0.0, "none", how.activation, first[1], down[1])
     (gate, gate_bias), (up, up_bias) = parts
-    return mlp_of_parts(x, gate, up, down[0], mlp._layout_kernels.activation, gate_bias, up_bias, down[1])
+    return mlp_of_parts(x, gate, up, down[0], how.activation, gate_bias, up_bias, down[1])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from . import flavours, gated, gated_mlp
+from . import flavours, gated, gated_mlp, norm
 from .layouts.fused import FusedLayout
 from .layouts.mlp import PlainMLPLayout
 from .layouts.norm import NormLayout
@@ -37,7 +37,7 @@ class CustomRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return rms_norm(hidden_states, parameter(self, "weight"), self.variance_epsilon)
+        return norm.run(self, hidden_states, self.variance_epsilon, "cast_then_scale")
 
 
 class CustomRMSNormLayout(NormLayout):
@@ -56,7 +56,7 @@ class FP32RMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return rms_norm(hidden_states, parameter(self, "weight"), self.variance_epsilon, "scale_then_cast")
+        return norm.run(self, hidden_states, self.variance_epsilon, "scale_then_cast")
 
 
 class FP32RMSNormLayout(NormLayout):
@@ -75,7 +75,7 @@ class ZeroCenteredRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return rms_norm(hidden_states, parameter(self, "weight"), self.variance_epsilon, "one_plus_scale")
+        return norm.run(self, hidden_states, self.variance_epsilon, "one_plus_scale")
 
 
 class ZeroCenteredRMSNormLayout(NormLayout):
@@ -98,7 +98,7 @@ class RMSNorm(nn.Module):
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension, in the flavour of the module's own class."""
         flavour, eps_name = flavours.norm_class_flavour(self)
-        return rms_norm(hidden_states, parameter(self, "weight"), getattr(self, eps_name), flavour)
+        return norm.run(self, hidden_states, getattr(self, eps_name), flavour)
 
 
 class RMSNormGated(nn.Module):

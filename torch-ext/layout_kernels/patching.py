@@ -179,13 +179,18 @@ def forget_our_classes(model: nn.Module) -> None:
     transformers wrote the classes that it had put in place into the recorders of outputs, which are attributes of
     model classes, and the names of fused parents stand in ``_no_split_modules``. Later stock models need it too.
     """
-    stock = {fused: fused.__bases__[0] for fused, _, _ in _fusions()}
-    for module in model.modules():
+    stock: dict[type, type] = {}
+    placed: list[Any] = list(model.modules())
+    for module in placed:
         cls: Any = type(module)
         if getattr(cls, "is_adopted", False):
             layouts = [c for c in patch_mapping().values() if c.__name__ == f"{cls.kernel_layer_name}Layout"]
             stock |= dict.fromkeys(layouts, cls._layout_kernels.original)
-    names = {cls.__name__ for cls in stock}
+        elif hasattr(cls, "is_layout"):  # of a load that was refused
+            parent = module.parent() if module.parent is not None else None
+            originals = [type(original) for original in module.originals] or original_classes(cls, parent or model)
+            stock |= dict.fromkeys([cls], originals[0]) if originals else {}
+    names = {cls.__name__ for cls, _, _ in _fusions()} | {cls.__name__ for cls in stock}
     for module in model.modules():
         for place in (vars(module), *(vars(cls) for cls in type(module).__mro__)):
             listed = place.get("_no_split_modules")
@@ -202,9 +207,9 @@ def forget_our_classes(model: nn.Module) -> None:
 
 def _recorded(recorder: Any, stock: dict[type, type]) -> Any:
     target = getattr(recorder, "target_class", None)
-    if target in stock:
-        recorder.target_class = stock[target]
-    return stock.get(recorder, recorder) if isinstance(recorder, type) else recorder
+    if isinstance(target, type):
+        recorder.target_class = _recorded(target, stock)
+    return unfused_class(stock.get(recorder, recorder)) if isinstance(recorder, type) else recorder
 
 
 def _parent_pattern(key: Any) -> str:

@@ -9,9 +9,27 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as _every_module
 
 TENSORS = (nn.Parameter, torch.Tensor)
+_is_compiling = torch.compiler.is_compiling
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def is_for_operators(x: Any) -> bool:
+    """Whether a module may give ``x`` to an operation of this package, else its class's own forward must run.
+
+    That is a dense tensor, not a proxy or a subclass that brings its own operators; and nobody transforms or records
+    what runs, who is to find the stock model's operators: `torch.func`, forward-mode differentiation, a trace, an
+    export.
+    """
+    if type(x) not in TENSORS or x.layout is not torch.strided or x.is_nested:
+        return False
+    if _is_compiling():
+        return not torch.compiler.is_exporting()
+    return _functorch_level() is None and forward_ad._current_level < 0 and _tracing_state() is None
 
 
 def mark_linear_forward(forward: Any) -> None:
@@ -39,8 +57,7 @@ def weight_and_bias(module: nn.Module) -> tuple[nn.Parameter, torch.Tensor | Non
         or own["_forward_pre_hooks"]
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]
-        or _every_module._global_forward_hooks
-        or _every_module._global_forward_pre_hooks
+        or has_global_hooks()
         or ("forward" in own and not _has_linear_forward(module))
     ):
         return None
@@ -52,6 +69,16 @@ def weight_and_bias(module: nn.Module) -> tuple[nn.Parameter, torch.Tensor | Non
     return weight, parameters["bias"] if usual else parameter(module, "bias")
 
 
+def has_global_hooks() -> bool:
+    """Whether there are hooks of every module."""
+    return bool(
+        _every_module._global_forward_hooks
+        or _every_module._global_forward_pre_hooks
+        or _every_module._global_backward_hooks
+        or _every_module._global_backward_pre_hooks
+    )
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling ``module`` runs hooks, its own or those of every module."""
     return bool(
@@ -59,8 +86,7 @@ def has_hooks(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or _every_module._global_forward_hooks
-        or _every_module._global_forward_pre_hooks
+        or has_global_hooks()
     )
 
 

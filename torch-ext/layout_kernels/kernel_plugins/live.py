@@ -6,6 +6,7 @@ forward where the class must stay (`nn.Linear`).
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from ..flavours import mlp_kind, norm_flavour
 from ..layouts.mlp import adopt_mlp
 from ..layouts.norm import LAYER_OF, adopt_norm
 from ..models.plan import LAYERS, chain_of, is_mlp, is_norm
-from ..ops.adjacent import why_not_lay
+from ..ops.adjacent import address, is_held_elsewhere, why_not_lay
 from ..pages import pages
 
 BEFORE = "_layout_kernels_forward_before"
@@ -101,17 +102,27 @@ def _norm_change(norm: Any) -> Change | str:
 
 
 def _mlp_change(mlp: Any, name: str) -> Change | str:
+    if (adoption := adoption_of(mlp)) is not None and adoption.is_apart(mlp):
+        return Change(mlp, lambda: _lay(mlp), lambda _: None)  # its weights were exchanged since
     reason = _why_not(mlp) or mlp_kind(mlp).reason
     return reason or Change(mlp, lambda: _adopt_mlp(mlp, name))
 
 
 def _adopt_mlp(mlp: Any, name: str) -> None:
-    parts = [p for n, p in mlp.named_parameters() if n.startswith(("gate_proj.", "up_proj."))]
-    before = [parameter.detach() for parameter in parts]
     adopt_mlp(mlp, layers.GatedMLP, name, is_live=True)
-    for old, parameter in zip(before, parts, strict=True):
-        if old.data_ptr() != parameter.data_ptr():
-            pages.note(old)
+    try:
+        _lay(mlp)
+    except BaseException:
+        release(mlp)
+        raise
+
+
+def _lay(mlp: Any) -> None:
+    if mlp._layout_kernels.is_apart(mlp):
+        for name, parameter in mlp.named_parameters():
+            if name.startswith(("gate_proj.", "up_proj.")):
+                pages.note(parameter)
+    mlp._layout_kernels.arrange(mlp, even_if_held=True)  # by an autograd graph: see `_held_elsewhere`
 
 
 def _places(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> Iterator[tuple[str, nn.Module, str]]:
@@ -135,10 +146,19 @@ def find_norms(model: nn.Module) -> Found:
 
 
 def _held_elsewhere(model: nn.Module) -> set[int]:
-    """Addresses at which several parameters of ``model`` lie: moving one would separate them."""
-    plain_ones = (p for p in model.parameters() if type(p) is nn.Parameter and not p.is_meta)
-    counts = Counter(parameter.data_ptr() for parameter in plain_ones)
-    return {address for address, count in counts.items() if count > 1 and address}
+    """Addresses of memory that other tensors than one parameter of ``model`` lie in: moving it would separate them.
+
+    Such as tied parameters, a state dict, another model, an array. What only autograd has saved stays right where
+    it is.
+    """
+    own = [p for p in model.parameters() if address(p)]
+    counts = Counter(p.untyped_storage().data_ptr() for p in own)
+    found = {place for place, count in counts.items() if count > 1}
+    if any(map(is_held_elsewhere, own)):  # else nobody need be asked
+        ids = set(map(id, own))
+        others = [t for t in gc.get_objects() if type(t) in plain.TENSORS and id(t) not in ids]
+        found |= {t.untyped_storage().data_ptr() for t in others if address(t)}
+    return found
 
 
 def _add_mlp(found: Found, path: str, mlp: Any, name: str, elsewhere: set[int]) -> bool:
@@ -147,10 +167,11 @@ def _add_mlp(found: Found, path: str, mlp: Any, name: str, elsewhere: set[int]) 
     if isinstance(change, str):
         found.reasons.append(f"{path}: {change}")
         return False
-    halves = [getattr(mlp, part, None) for part in ("gate_proj", "up_proj")]
-    weights = [half.weight for half in halves if half is not None]
-    shared = any(weight.data_ptr() in elsewhere for weight in weights)
-    reason = "another parameter lies in the same memory" if shared else why_not_lay(*weights) if weights else ""
+    halves = [half for part in ("gate_proj", "up_proj") if (half := getattr(mlp, part, None)) is not None]
+    parts = [parameter for half in halves for parameter in half.parameters()]
+    shared = any(p.untyped_storage().data_ptr() in elsewhere for p in parts if address(p))
+    held = "something else lies in the same memory (a tied weight, a state dict, another model): let go of it first"
+    reason = held if shared else why_not_lay(*[half.weight for half in halves]) if halves else ""
     if reason:
         found.left_out.append(f"{path}: {reason}")
         return False
@@ -251,11 +272,10 @@ def warn_left_out(model: nn.Module, left_out: list[str]) -> None:
 
 
 def _why_not_undo(module: Any) -> str:
-    if BEFORE not in vars(module):
-        return why_not_release(module)
-    if getattr(vars(module).get("forward"), "is_linear_forward", False):
-        return ""
-    return "its forward was replaced after the kernel was applied; take that back first"
+    is_taken_off = BEFORE in vars(module) and "forward" not in vars(module)
+    if is_taken_off or foreign_forward(module):
+        return "its forward was replaced after the kernel was applied (as accelerate's hooks do); take that back first"
+    return "" if BEFORE in vars(module) else why_not_release(module)
 
 
 def _changed(model: nn.Module) -> list[tuple[str, Any]]:

@@ -115,8 +115,12 @@ class Layout(nn.Module):
         """Find the ``originals``; raise ValueError when what this layout computes is not what they compute."""
         raise NotImplementedError(f"{type(self).__name__} has no inspect()")
 
-    def settle(self) -> None:
-        """Become the stock module, or modules, that this layout stands in for, with the values that it holds."""
+    def settle(self) -> list[nn.Module]:
+        """Become the stock module, or modules, that this layout stands in for, with the values that it holds.
+
+        Returns:
+            These modules.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no settle()")
 
     def refuse(self, reason: str) -> None:
@@ -188,40 +192,52 @@ class Layout(nn.Module):
         """``nn.Module.train``, which is where a load ends: see :meth:`finish_loading` and `settle_all`."""
         if not self.location and self.awaits_weights:  # a constructor calls it, as Blt's does, before the load
             return super().train(mode)
-        self.finish_loading()
         model = self.model() if self.model is not None else None
         if model is not None:
-            settle_all(model)
-        elif self.verified:
-            self.settle()
+            settle_all(model, mode)
+        else:
+            self.finish_loading()
+            if self.verified:
+                _settle(self, mode)
         if isinstance(self, Layout):
             return super().train(mode)
         return self.train(mode)  # of the class that it has now
 
 
-def settle_all(model: nn.Module, early: bool = False) -> None:
+def settle_all(model: nn.Module, mode: bool | None = None) -> None:
     """Let every layout of ``model`` settle, or none: afterwards the model's tree is the stock model's.
 
     Args:
         model: its layouts have been verified.
-        early: before the weights are loaded, where something else goes by the stock names while they are (a quantiser,
-            a parallel plan, offloading). Refused layouts stay and say so when the load ends.
+        mode: of the ``train(mode)`` that ends the load. None: before the weights are loaded, where something else goes
+            by the stock names while they are (a quantiser, a parallel plan, offloading). Refused layouts stay then,
+            and say so when the load ends.
 
     Raises:
         ValueError: a layout was refused or has no weights; nothing has settled then.
     """
     layouts = [layout for _, layout in layouts_of(model) if hasattr(layout, "settle")]  # of earlier versions: stay
-    if not early:
+    try:
+        if mode is not None:
+            for layout in layouts:
+                layout.finish_loading()
         for layout in layouts:
-            layout.finish_loading()
-    for layout in layouts:
-        if getattr(layout, "is_layout", False) and layout.verified and layout.refusal is None:
-            parent = layout.parent()
-            parent.__class__ = patching.unfused_class(type(parent))
-            layout.settle()
+            if getattr(layout, "is_layout", False) and layout.verified and layout.refusal is None:
+                parent = layout.parent()
+                parent.__class__ = patching.unfused_class(type(parent))
+                _settle(layout, mode)
+    finally:
+        patching.forget_our_classes(model)
     locations.forget()
-    patching.forget_our_classes(model)
     conversion.forget_conversions(model)
+
+
+def _settle(layout: Any, mode: bool | None) -> None:
+    for module in layout.settle():
+        module.train(layout.training if mode is None else mode)
+        if not any(parameter.is_meta for parameter in module.parameters()):
+            for part in module.modules():
+                part._is_hf_initialized = True  # as the end of a load leaves stock's: initialised once
 
 
 def take_place(place: Any, stock: nn.Module) -> None:

@@ -71,12 +71,12 @@ class FusedLayout(MLPLayout):
                 children[number] = found.module
         self.originals = tuple(children)
 
-    def settle(self) -> None:
+    def settle(self) -> list[nn.Module]:
         """See :meth:`Layout.settle`: each child goes back to its place, and the parent gets its class back."""
         parent: Any = self.parent() if self.parent is not None else None
         names, children, name = self.child_names, self.originals, self.layer_name
         if parent is None or names is None:
-            return
+            return []
         mlp = filled(self, children[1])
         adopt_mlp(mlp, self.layer, name)
         norms = [
@@ -87,6 +87,7 @@ class FusedLayout(MLPLayout):
         for number, scale, layer in norms:
             place = parent._modules[names[number]] = self if number == 0 else children[number]
             put_norm(place, children[number], scale, layer)
+        return [parent._modules[name] for name in names]
 
 
 def _children(children: tuple[Any, ...], kwargs: dict[str, Any], kinds: tuple[str, ...]) -> tuple[Any, ...]:

@@ -153,6 +153,8 @@ def _halves(merged: Any) -> tuple[nn.Parameter, nn.Parameter]:
         found = nn.Parameter(gate, merged.requires_grad), nn.Parameter(up, merged.requires_grad)
         if not rows.is_meta:
             divide(rows, *found)
+        for half in found:
+            vars(half).update(vars(merged))  # that it is loaded, and need not be initialised
         merged.layout_kernels_halves = found
     return found
 
@@ -220,8 +222,9 @@ class PlainMLPLayout(MLPLayout):
         if self.arguments is not None:
             self.originals = (replaced_mlp(self, parent, self.arguments),)
 
-    def settle(self) -> None:
+    def settle(self) -> list[nn.Module]:
         """See :meth:`Layout.settle`."""
         layer = self.layer
         take_place(self, filled(self, self.originals[0]))
         adopt_mlp(self, layer)
+        return [self]

@@ -150,10 +150,11 @@ class NormLayout(Layout):
         self.variance_epsilon = found.eps
         self.originals = (found.module,)
 
-    def settle(self) -> None:
+    def settle(self) -> list[nn.Module]:
         """See :meth:`Layout.settle`."""
         scale: Any = self.scale
         put_norm(self, self.originals[0], scale, self.layer)
+        return [self]
 
     def extra_repr(self) -> str:
         """Shape and epsilon, as transformers' norms print them."""

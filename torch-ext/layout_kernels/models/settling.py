@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import conversion
+from ..adopted import adoption_of
 from ..layouts.base import settle_all
 
 
@@ -30,7 +31,7 @@ def settling() -> Iterator[None]:
 
     def settle(model: Any) -> None:
         conversion.verify_all(model)
-        settle_all(model, early=True)
+        settle_all(model)
 
     def recording(model: Any) -> None:
         record(model)
@@ -45,7 +46,9 @@ def settling() -> Iterator[None]:
     def loading(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *rest: Any, **named: Any) -> Any:
         if "disk" in (load_config.device_map or {}).values():
             settle(model)
-        return load(model, state_dict, checkpoint_files, load_config, *rest, **named)
+        loaded = load(model, state_dict, checkpoint_files, load_config, *rest, **named)
+        _arrange_all(model)
+        return loaded
 
     def building(cls: Any, config: Any, **kwargs: Any) -> Any:
         model = build.__func__(cls, config, **kwargs)
@@ -63,6 +66,13 @@ def settling() -> Iterator[None]:
                 stack.enter_context(exchanged(models, name, wrapper))
         stack.enter_context(exchanged(modeling_utils, "patch_output_recorders", recording))
         yield
+
+
+def _arrange_all(model: torch.nn.Module) -> None:
+    """Of layouts that have settled early: their weights have just come."""
+    for module in model.modules():
+        if (adoption := adoption_of(module)) is not None:
+            adoption.arrange(module)
 
 
 @contextmanager

@@ -63,8 +63,23 @@ def rows_of(*parts: torch.Tensor) -> torch.Tensor | None:
     return rows if parts[0].device == block.device else None
 
 
+def address(part: torch.Tensor) -> int:
+    """Where a plain tensor's memory begins; 0 where it has none, or is no plain tensor."""
+    is_plain = type(part) in _PLAIN and part.layout is torch.strided and torch._C._has_storage(part)
+    return part.data_ptr() if is_plain else 0
+
+
+def is_held_elsewhere(part: torch.Tensor) -> bool:
+    """Whether anything beside `part` holds its storage: another tensor, an array, an autograd graph.
+
+    Source: torch 2.13, ``torch/csrc/StorageMethods.cpp``; the count includes the storage's Python object.
+    """
+    storage = part.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) > 2
+
+
 def why_not_lay(*parts: torch.Tensor) -> str:
-    """Why the memory of `parts` must stay as it is; empty where it may be laid out anew."""
+    """Why the memory of `parts` must stay as it is; empty where it may be laid out anew, if nobody else holds it."""
     first = parts[0]
     if len({id(part) for part in parts}) < len(parts):
         return "a weight is there twice"
@@ -85,13 +100,20 @@ def why_not_lay(*parts: torch.Tensor) -> str:
             return "its weights differ in dtype, device or width"
         if not part.numel():
             return "a weight is empty"
+        if part.untyped_storage().nbytes() != part.nbytes:
+            return "a weight is a part of something larger (a flat buffer)"
     return ""
 
 
-def lay(*parts: torch.Tensor) -> bool:
+def lay(*parts: torch.Tensor, even_if_held: bool = False) -> bool:
     """Lay the rows of `parts` one after the other; the parameters stay the same objects with the same values.
 
     Never called in a forward. One copy of the parts is made at a time.
+
+    Args:
+        parts: the parameters.
+        even_if_held: also where something else holds their memory, which then keeps what it has: the caller has made
+            sure that nobody goes by that memory.
 
     Returns:
         Whether they lie so now; `why_not_lay` says why not.
@@ -99,13 +121,18 @@ def lay(*parts: torch.Tensor) -> bool:
     reason = why_not_lay(*parts)
     if not reason and rows_of(*parts) is not None:
         return True
+    reason = reason or ("" if even_if_held or not any(map(is_held_elsewhere, parts)) else "held")
     _let_go(parts[0])
     if reason:
         return False
-    # What is made in inference mode can never be trained.
-    with torch.inference_mode(False), torch.no_grad():
-        divide(torch.cat([part.detach() for part in parts]), *parts)
+    divide(_joined_copy(parts), *parts)
     return True
+
+
+@torch.inference_mode(False)  # what is made in it can never be trained
+@torch.no_grad()
+def _joined_copy(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.detach() for part in parts])
 
 
 def _let_go(first: torch.Tensor) -> None:
@@ -114,6 +141,7 @@ def _let_go(first: torch.Tensor) -> None:
         vars(first.untyped_storage()).pop(_KEEPER, None)
 
 
+@torch.inference_mode(False)
 def divide(rows: torch.Tensor, *parts: torch.Tensor) -> None:
     """Make `parts` the rows of `rows`, which nobody else may hold: their data is in its memory afterwards.
 
@@ -144,7 +172,8 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_x, grad):  # type: ignore[no-untyped-def]
         sizes = [len(part) for part in ctx.saved_tensors]
-        grads = [None] * len(sizes) if grad is None else grad.split(sizes)
+        # Each a gradient of its own, that can be freed, resized and changed without the others.
+        grads = [None] * len(sizes) if grad is None else [part.clone() for part in grad.split(sizes)]
         return grad_x, None, *(g if need else None for g, need in zip(grads, ctx.needs_input_grad[2:], strict=True))
 
 

@@ -142,6 +142,13 @@ BACKWARD = define_operator(
 )
 
 
+def direct(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor | None:
+    """Fast path of `rms_norm`: the selected implementation's result, or None for what is not the usual case."""
+    if is_direct(x, weight) and fits(x, weight, eps, flavour):
+        return _forward[device_of(x)](x, weight, eps, flavour)
+    return None
+
+
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6, flavour: str = "cast_then_scale"
 ) -> torch.Tensor:
@@ -168,9 +175,7 @@ def rms_norm(
     """
     if torch.compiler.is_compiling():
         return FORWARD(x, weight, eps, flavour)
-    if is_direct(x, weight):
-        if not fits(x, weight, eps, flavour):
-            check_arguments(x, weight, eps, flavour)
-        return _forward[device_of(x)](x, weight, eps, flavour)
+    if (result := direct(x, weight, eps, flavour)) is not None:
+        return result
     check_arguments(x, weight, eps, flavour)
     return FORWARD(x, weight, eps, flavour)

@@ -206,6 +206,25 @@ def for_autocast(tensor: _MaybeTensor, dtype: torch.dtype) -> _MaybeTensor:
     return tensor.to(dtype)
 
 
+def direct(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    eps: float,
+    flavour: str,
+    activation: str,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Fast path of `rms_norm_mlp`: the selected implementation's result, or None for what is not the usual case."""
+    if is_direct(x, norm_weight, gate_up, down, gate_up_bias, down_bias) and not _is_any_autocast():
+        args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+        if _fits(*args):
+            return _forward[device_of(x)](*args)
+    return None
+
+
 def rms_norm_mlp(
     x: torch.Tensor,
     norm_weight: torch.Tensor | None,
@@ -245,20 +264,15 @@ def rms_norm_mlp(
     """
     compiling = torch.compiler.is_compiling()
     if not compiling:
-        direct = is_direct(x, norm_weight, gate_up, down, gate_up_bias, down_bias)
-        if direct and not _is_any_autocast():
-            args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
-            if _fits(*args):
-                return _forward[device_of(x)](*args)
+        result = direct(x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+        if result is not None:
+            return result
         check_rows("x", x)
     if is_autocast(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         gate_up, down = for_autocast(gate_up, dtype), for_autocast(down, dtype)
         gate_up_bias, down_bias = for_autocast(gate_up_bias, dtype), for_autocast(down_bias, dtype)
     args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
-    if compiling:
-        return FORWARD(*args)
-    check_arguments(*args)
-    if is_direct(x, norm_weight, gate_up, down, gate_up_bias, down_bias):
-        return _forward[x.device.type](*args)
+    if not compiling:
+        check_arguments(*args)
     return FORWARD(*args)
