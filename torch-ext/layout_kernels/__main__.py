@@ -14,6 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     plan = commands.add_parser("plan", help="which layer fits which module of a model, and why not")
     plan.add_argument("path", help="folder or Hub id of a checkpoint")
     plan.add_argument("--no-fuse", action="store_true", help="norms only: merge and fuse nothing")
+    plan.add_argument("--trust-remote-code", action="store_true", help="run the code that a checkpoint brings")
     commands.add_parser("doctor", help="versions, devices, implementations, and what stands in the way")
     _add_verify(commands)
     options = parser.parse_args(arguments)
@@ -23,9 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
         from .models.plan import plan as make_plan
 
         try:
-            print(make_plan(options.path, fuse=not options.no_fuse))
+            print(make_plan(options.path, not options.no_fuse, options.trust_remote_code))
         except (OSError, ValueError, ImportError) as error:
-            print(f"plan: {error}", file=sys.stderr)
+            way_out = " (here: --trust-remote-code)" if "trust_remote_code" in str(error) else ""
+            print(f"plan: {error}{way_out}", file=sys.stderr)
             return 1
         return 0
     from .models.doctor import diagnose

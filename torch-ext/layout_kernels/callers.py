@@ -2,11 +2,12 @@
 
 Outside of ``kernel_loading()`` none of its functions is ours to wrap, and a load through a plain ``KernelConfig`` must
 refuse and load the same. A version of transformers that names its functions or variables otherwise loses what is
-said here, nothing else: two keys that exclude each other are no early error, and two rare families do not load.
+said here, nothing else: two keys that exclude each other are no early error, two rare families do not load, and a
+pattern that covers several classes of a model is refused where they differ.
 
 Sources: transformers 5.22.2, ``integrations/hub_kernels.py`` (``register_kernel_replacements_and_fusions``) and
-``core_model_loading.py`` (``rename_source_key``). It may go when a layout's rules are asked for with the config, and a
-converter is given the key of the checkpoint.
+``core_model_loading.py`` (``rename_source_key``). It may go when a layout is told which class it replaces, its rules
+are asked for with the config, and a converter is given the key of the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+# Where the code of models is: in transformers, and beside checkpoints (trust_remote_code).
+MODELS = ("transformers.models.", "transformers_modules.")
 
 
 def _variables(function: str, depth: int) -> dict[str, Any]:
@@ -56,6 +60,30 @@ def requested_kernels() -> Request | None:
         model if isinstance(model, nn.Module) else None,
         getattr(found.get("config"), "model_type", None),
     )
+
+
+@dataclass(frozen=True)
+class Builder:
+    """The function of a model's code that builds a layer: its module, and the names that it reads."""
+
+    module: str
+    names: tuple[str, ...]
+
+
+def builder() -> Builder | None:
+    """The function of a model's code in which a layout is being built, or None.
+
+    A layout is not told which class it is built in place of; the class is one that this function names.
+    """
+    frame = inspect.currentframe()
+    for _ in range(12):  # some of our own constructors, and what wraps those of models
+        frame = frame.f_back if frame is not None else None
+        if frame is None:
+            break
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(MODELS):
+            return Builder(module, frame.f_code.co_names)
+    return None
 
 
 def key_in_the_checkpoint() -> str | None:

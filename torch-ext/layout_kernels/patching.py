@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .callers import MODELS, Builder
+
 try:
     from transformers import conversion_mapping as _conversion_mapping
     from transformers import monkey_patching as _monkey_patching
@@ -44,36 +46,47 @@ def replacement(class_name: str, mapping: dict[str, type]) -> type | None:
 
 
 def _namespaces(parent: nn.Module) -> list[Any]:
-    """The transformers modules in which ``parent``'s ``__init__`` looks up the classes of its children.
+    """The modules in which ``parent``'s ``__init__`` looks up the classes of its children.
 
     A parent that is of no model tells nothing: then all that are loaded.
     """
     names = dict.fromkeys(cls.__module__ for cls in type(parent).__mro__)
-    if not any(name.startswith("transformers.models.") for name in names):
+    if not any(name.startswith(MODELS) for name in names):
         names = dict.fromkeys(list(sys.modules))
-    return [sys.modules[name] for name in names if name.startswith("transformers.models.") and name in sys.modules]
+    return [sys.modules[name] for name in names if name.startswith(MODELS) and name in sys.modules]
 
 
 # Module and name of classes that patches stand in for now, and the classes; kernel_loading() keeps it.
 replaced_now: dict[tuple[str, str], type] = {}
 
 
-def original_classes(layout_class: type, parent: nn.Module) -> list[type[nn.Module]]:
-    """Classes that ``layout_class`` stood in for where ``parent`` was built; several when a pattern covers several.
+def original_classes(layout: Any, parent: nn.Module) -> list[type[nn.Module]]:
+    """Classes that ``layout``, below ``parent``, may stand in for; several when a pattern covers several.
 
-    Those that the parent's constructor names come first.
+    Those that the function names which built the layout, else all of its module, else all where ``parent`` is from.
     """
-    mapping = patch_mapping()
-    found: dict[type[nn.Module], None] = {}
-    for namespace in _namespaces(parent):
-        for name, value in list(vars(namespace).items()):
-            known = replaced_now.get((namespace.__name__, name), value)
-            if not isinstance(known, type) or not issubclass(known, nn.Module) or hasattr(known, "is_layout"):
-                continue
-            if replacement(name, mapping) is layout_class:
-                found[known] = None
+    builder: Builder | None = layout.builder
+    if builder is not None and builder.module in sys.modules:
+        found = _replaced_by(type(layout), sys.modules[builder.module])
+        named = [cls for name, cls in found.items() if name in builder.names]
+        if found:
+            return list(dict.fromkeys(named or found.values()))
     code = getattr(type(parent).__init__, "__code__", None)
-    return sorted(found, key=lambda cls: cls.__name__ not in getattr(code, "co_names", ()))
+    found = {n: cls for namespace in _namespaces(parent) for n, cls in _replaced_by(type(layout), namespace).items()}
+    return sorted(set(found.values()), key=lambda cls: cls.__name__ not in getattr(code, "co_names", ()))
+
+
+def _replaced_by(layout_class: type, namespace: Any) -> dict[str, type[nn.Module]]:
+    """Classes of a module, by name, in whose place patches put ``layout_class``."""
+    mapping = patch_mapping()
+    found: dict[str, type[nn.Module]] = {}
+    for name, value in list(vars(namespace).items()):
+        known = replaced_now.get((namespace.__name__, name), value)
+        if not isinstance(known, type) or not issubclass(known, nn.Module) or hasattr(known, "is_layout"):
+            continue
+        if replacement(name, mapping) is layout_class:
+            found[name] = known
+    return found
 
 
 def build_original(cls: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
@@ -188,7 +201,7 @@ def forget_our_classes(model: nn.Module) -> None:
             stock |= dict.fromkeys(layouts, cls._layout_kernels.original)
         elif hasattr(cls, "is_layout"):  # of a load that was refused
             parent = module.parent() if module.parent is not None else None
-            originals = [type(original) for original in module.originals] or original_classes(cls, parent or model)
+            originals = [type(original) for original in module.originals] or original_classes(module, parent or model)
             stock |= dict.fromkeys([cls], originals[0]) if originals else {}
     names = {cls.__name__ for cls, _, _ in _fusions()} | {cls.__name__ for cls in stock}
     for module in model.modules():

@@ -58,6 +58,7 @@ class Layout(nn.Module):
         self.location = ""
         self.child_names: tuple[str, ...] | None = None
         self.originals: tuple[Any, ...] = ()  # the stock modules that it stands in for, without memory
+        self.builder = callers.builder()
         self.parent: weakref.ref[nn.Module] | None = None
         self.model: weakref.ref[nn.Module] | None = None
         self.loaded: set[str] = set()

@@ -64,7 +64,7 @@ class FusedLayout(MLPLayout):
         for prefix, number in self.norms().items():
             layout: Any = children[number]
             if getattr(layout, "is_layout", False):
-                found = replaced_norm(type(layout), parent, layout.arguments, layout.scale.shape)
+                found = replaced_norm(layout, parent)
                 if found.finding.flavour != layout.flavour:
                     raise wrong_flavour(layout.layer_name, found.finding, layout.flavour)
                 setattr(self, f"{prefix}variance_epsilon", found.eps)

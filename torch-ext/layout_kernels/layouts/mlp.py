@@ -112,7 +112,7 @@ def replaced_mlp(layout: Any, parent: nn.Module, arguments: Arguments) -> nn.Mod
     args, kwargs = arguments
     way_out = 'use the tuple key (("MLP", "<parent>.<mlp>"),), which hands over the module itself'
     found: list[nn.Module] = []
-    for cls in patching.original_classes(type(layout), parent):
+    for cls in patching.original_classes(layout, parent):
         try:
             original = patching.build_original(cls, args, kwargs)
         except TypeError:

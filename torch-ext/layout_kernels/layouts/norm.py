@@ -65,15 +65,14 @@ def wrong_flavour(layer: str, finding: flavours.NormFinding, expected: str) -> V
     )
 
 
-def replaced_norm(
-    layout: type[Layout], parent: nn.Module, arguments: Arguments, shape: torch.Size | None
-) -> ReplacedNorm:
+def replaced_norm(layout: Any, parent: nn.Module) -> ReplacedNorm:
     """What the norm computes that ``layout`` stands in for below ``parent``, and an instance of its class.
 
     Raises:
         ValueError: no class fits, or several fit and they differ.
     """
-    args, kwargs = arguments
+    args, kwargs = layout.arguments
+    shape = None if layout.scale is None else layout.scale.shape
     found: dict[str, ReplacedNorm] = {}
     for cls in patching.original_classes(layout, parent):
         try:
@@ -144,7 +143,7 @@ class NormLayout(Layout):
     def inspect(self, parent: nn.Module) -> None:
         """Compare with the class that was replaced, and take over its epsilon."""
         scale: Any = self.scale
-        found = replaced_norm(type(self), parent, self.arguments, None if scale is None else scale.shape)
+        found = replaced_norm(self, parent)
         if found.finding.flavour != self.flavour and (scale is not None or found.finding.flavour is None):
             raise wrong_flavour(self.layer_name, found.finding, self.flavour)
         self.variance_epsilon = found.eps

@@ -93,8 +93,12 @@ def pattern_of(path: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
-def resolve_model(source: Any) -> tuple[type[nn.Module], Any]:
+def resolve_model(source: Any, trust_remote_code: bool = False) -> tuple[type[nn.Module], Any]:
     """The model class and config that ``source`` names: a model, a config, or the path or Hub id of a checkpoint.
+
+    Args:
+        source: a model, a config, or the path or Hub id of a checkpoint.
+        trust_remote_code: whether to run the code of a checkpoint that brings its model's class.
 
     Raises:
         TypeError: ``source`` is something else.
@@ -107,7 +111,10 @@ def resolve_model(source: Any) -> tuple[type[nn.Module], Any]:
     if isinstance(source, str | Path):
         if str(source).startswith((".", "/", "~")) and not Path(source).expanduser().exists():
             raise ValueError(f"there is no folder {str(source)!r}")
-        source = transformers.AutoConfig.from_pretrained(source)
+        folder, source = source, transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        remote = _remote_class(folder, source) if trust_remote_code else None
+        if remote is not None:
+            return remote, source
     if not isinstance(source, transformers.PretrainedConfig):
         raise TypeError(f"expected a model, a config or the path of a checkpoint, got {type(source).__name__}")
     named = [getattr(transformers, name, None) for name in source.architectures or ()]
@@ -118,6 +125,17 @@ def resolve_model(source: Any) -> tuple[type[nn.Module], Any]:
     if cls is None:
         raise ValueError(f"{type(source).__name__} names no model class of transformers: {source.architectures}")
     return (cls[0] if isinstance(cls, tuple) else cls), source
+
+
+def _remote_class(folder: Any, config: Any) -> type[nn.Module] | None:
+    """The class that the code of a checkpoint gives for its architecture, or None where it gives none."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    for name in config.architectures or ():
+        for reference in (getattr(config, "auto_map", None) or {}).values():
+            if isinstance(reference, str) and reference.rpartition(".")[2] == name:
+                return get_class_from_dynamic_module(reference, folder)  # type: ignore[no-any-return]
+    return None
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -223,17 +241,18 @@ def _block_entries(model: nn.Module) -> Iterator[Entry]:
         yield Entry(where, mlp_class, len(members), LAYERS[len(chain)], key)
 
 
-def plan(source: Any, fuse: bool = True) -> Plan:
+def plan(source: Any, fuse: bool = True, trust_remote_code: bool = False) -> Plan:
     """The layers that fit a model, and for each norm and MLP without one the reason.
 
     Args:
         source: a transformers model, a config, or the path or Hub id of a checkpoint.
         fuse: also merge gate and up products, and fuse MLPs with the norms around them; else norms only.
+        trust_remote_code: as for ``from_pretrained``, for a checkpoint that brings its model's class.
 
     Raises:
         TypeError, ValueError: ``source`` names no model; see :func:`resolve_model`.
     """
-    cls, config = resolve_model(source)
+    cls, config = resolve_model(source, trust_remote_code)
     with torch.device("meta"):
         model = cls(config)
     entries = [*_norm_entries(model), *(_block_entries(model) if fuse else ())]

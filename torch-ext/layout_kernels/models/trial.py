@@ -46,8 +46,7 @@ def _key_of(layout: Any, path: str, model: nn.Module, mapping: dict[Key, str]) -
             continue
         if isinstance(key, str):
             if any(
-                patching.replacement(cls.__name__, {key: cls})
-                for cls in patching.original_classes(type(layout), parent)
+                patching.replacement(cls.__name__, {key: cls}) for cls in patching.original_classes(layout, parent)
             ):
                 return key
         elif fused is not None and tuple(pattern.rpartition(".")[2] for _, pattern in key) == fused:
