@@ -180,8 +180,9 @@ class Layout(nn.Module):
             wanted = [s for rule in self.rules() if rule.target in missing for s in rule.sources]
             raise ValueError(
                 f"{type(self).__name__}{place}: no checkpoint tensor was loaded for {missing} (from {wanted}). "
-                "Either the checkpoint lacks them, or the class patches of an earlier load are still registered in "
-                "this process: load inside kernel_loading(), which removes them."
+                "Either the checkpoint lacks them, or transformers converts nothing in its format (GGUF), or class "
+                "patches of an earlier load are still registered in this process: load inside kernel_loading(), which "
+                "keeps a GGUF file's names and removes patches, or load plainly and call apply_default_kernels()."
             )
         if any(parameter.is_meta for parameter in self.parameters()):
             raise ValueError(

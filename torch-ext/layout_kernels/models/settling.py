@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def settling() -> Iterator[None]:
 
     models: Any = PreTrainedModel
     record, load, build = modeling_utils.patch_output_recorders, models._load_pretrained_model, models._from_config
+    read: Any = models.from_pretrained
     distribute: Any = getattr(models, "maybe_distribute_model", None)  # earlier releases have another one
 
     def settle(model: Any) -> None:
@@ -46,9 +48,12 @@ def settling() -> Iterator[None]:
     def loading(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *rest: Any, **named: Any) -> Any:
         if "disk" in (load_config.device_map or {}).values():
             settle(model)
-        loaded = load(model, state_dict, checkpoint_files, load_config, *rest, **named)
-        _arrange_all(model)
-        return loaded
+        return load(model, state_dict, checkpoint_files, load_config, *rest, **named)
+
+    def reading(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        found = read.__func__(cls, *args, **kwargs)
+        _arrange_all(found[0] if isinstance(found, tuple) else found)
+        return found
 
     def building(cls: Any, config: Any, **kwargs: Any) -> Any:
         model = build.__func__(cls, config, **kwargs)
@@ -56,20 +61,20 @@ def settling() -> Iterator[None]:
             settle(model)
         return model
 
+    wrapped: dict[str, Any] = {
+        "_load_pretrained_model": staticmethod(loading),
+        "_from_config": classmethod(building),
+        "from_pretrained": classmethod(wraps(read.__func__)(reading)),
+    } | ({} if distribute is None else {"maybe_distribute_model": classmethod(distributing)})
     with ExitStack() as stack:
-        for name, wrapper in (
-            ("maybe_distribute_model", classmethod(distributing)),
-            ("_load_pretrained_model", staticmethod(loading)),
-            ("_from_config", classmethod(building)),
-        ):
-            if hasattr(models, name):
-                stack.enter_context(exchanged(models, name, wrapper))
+        for name, wrapper in wrapped.items():
+            stack.enter_context(exchanged(models, name, wrapper))
         stack.enter_context(exchanged(modeling_utils, "patch_output_recorders", recording))
         yield
 
 
 def _arrange_all(model: torch.nn.Module) -> None:
-    """Of layouts that have settled early: their weights have just come."""
+    """Of layouts that have settled early: their weights have come, and the load holds them no longer."""
     for module in model.modules():
         if (adoption := adoption_of(module)) is not None:
             adoption.arrange(module)

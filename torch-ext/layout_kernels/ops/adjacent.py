@@ -100,8 +100,6 @@ def why_not_lay(*parts: torch.Tensor) -> str:
             return "its weights differ in dtype, device or width"
         if not part.numel():
             return "a weight is empty"
-        if part.untyped_storage().nbytes() != part.nbytes:
-            return "a weight is a part of something larger (a flat buffer)"
     return ""
 
 
