@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from torchao.quantization import Int8WeightOnlyConfig
+from transformers import KernelConfig
 
 from tests.support.loads import Loading, by_hand, load, process_state, ref
 from tests.support.tiny import FAMILIES, LAYERS, Family, _causal, save_family, tokens
@@ -202,3 +203,24 @@ def test_a_load_under_zero3_is_refused(loading: Loading, llama: Path, monkeypatc
     monkeypatch.setattr("transformers.integrations.is_deepspeed_zero3_enabled", lambda: True)
     with loading(), pytest.raises(ValueError, match="ZeRO-3"):
         load(LLAMA, llama, {"RMSNorm": ref("CustomRMSNorm")})
+
+
+@pytest.mark.parametrize("layer", ["CustomRMSNorm", "RMSNorm"])
+def test_a_layer_on_a_loaded_model_runs_where_it_computes_what_the_class_does(layer: str, tmp_path: Any) -> None:
+    family = FAMILIES["llama"]
+    model = load(family, save_family(family, tmp_path), None)
+    expected = model(tokens()).logits
+    with by_hand():
+        model.set_use_kernels(True, KernelConfig({"RMSNorm": ref(layer)}))
+    assert "forward" in vars(model.model.norm)
+    assert (model(tokens()).logits - expected).abs().max() <= 1e-5 * expected.abs().max()  # roundings
+
+
+@pytest.mark.parametrize("layer", ["FP32RMSNorm", "ZeroCenteredRMSNorm"])
+def test_a_layer_on_a_loaded_model_that_computes_something_else_is_refused(layer: str, tmp_path: Any) -> None:
+    family = FAMILIES["llama"]
+    model = load(family, save_family(family, tmp_path), None)
+    with by_hand():
+        model.set_use_kernels(True, KernelConfig({"RMSNorm": ref(layer)}))
+    with pytest.raises(ValueError, match=r"LlamaRMSNorm computes cast_then_scale.*apply_kernel"):
+        model(tokens())

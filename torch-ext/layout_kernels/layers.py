@@ -37,7 +37,7 @@ class CustomRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return norm.run(self, hidden_states, self.variance_epsilon, "cast_then_scale")
+        return norm.run(self, hidden_states, norm.eps_of(self, "cast_then_scale"), "cast_then_scale")
 
 
 class CustomRMSNormLayout(NormLayout):
@@ -56,7 +56,7 @@ class FP32RMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return norm.run(self, hidden_states, self.variance_epsilon, "scale_then_cast")
+        return norm.run(self, hidden_states, norm.eps_of(self, "scale_then_cast"), "scale_then_cast")
 
 
 class FP32RMSNormLayout(NormLayout):
@@ -75,7 +75,7 @@ class ZeroCenteredRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return norm.run(self, hidden_states, self.variance_epsilon, "one_plus_scale")
+        return norm.run(self, hidden_states, norm.eps_of(self, "one_plus_scale"), "one_plus_scale")
 
 
 class ZeroCenteredRMSNormLayout(NormLayout):

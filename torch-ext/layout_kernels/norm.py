@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from . import flavours
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm.operator import direct, fits
 from .plain import TENSORS, is_for_operators, parameter
@@ -27,6 +28,29 @@ def run(norm: Any, x: torch.Tensor, eps: float, flavour: str) -> torch.Tensor:
     ):
         return rms_norm(x, weight, eps, flavour)
     return stock(norm, x)
+
+
+def eps_of(norm: Any, flavour: str) -> Any:
+    """The norm's epsilon, where its class computes ``flavour``.
+
+    Raises:
+        ValueError: `kernels` has bound the layer to a loaded model's norm (``set_use_kernels``) that computes
+            something else.
+    """
+    cls = type(norm)
+    adoption = getattr(cls, "_layout_kernels", None)
+    if adoption is not None:
+        return getattr(norm, adoption.eps_name)
+    if hasattr(cls, "is_layout") or not hasattr(cls, "kernel_layer_name"):
+        return norm.variance_epsilon
+    found, eps_name = flavours.norm_class_flavour(norm)
+    if found != flavour:
+        raise ValueError(
+            f"{cls.__name__} computes {found} ({flavours.DESCRIPTIONS[found]}), the layer that was bound to it "
+            f"{flavour} ({flavours.DESCRIPTIONS[flavour]}). In a loaded model name the layer RMSNorm, which computes what the "
+            'class does, or call apply_kernel("cpu_fused_rmsnorm", model=model)'
+        )
+    return getattr(norm, eps_name)
 
 
 def _stock_forward(cls: Any) -> Any:
