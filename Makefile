@@ -76,4 +76,5 @@ clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
 
 -include tools/native/native.mk
+-include tools/version_matrix/version_matrix.mk
 -include tools/check_cuda/check_cuda.mk

@@ -155,6 +155,15 @@ def test_activations_of_plain_and_packed_mlps(cls: Any, given: str, activation: 
     assert (finding.activation, finding.packed) == (activation, cls is Phi3MLP and activation is not None)
 
 
+@pytest.mark.parametrize("cls", [LlamaMLP, DroppingMLP])
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_examined_stays_in_its_mode(cls: Any, training: bool) -> None:
+    """A dropout that were left in training mode would draw at random in a model that is in use."""
+    mlp = type("Fresh", (cls,), {})(CONFIG).train(training)
+    flavours.mlp_kind(mlp)
+    assert {module.training for module in mlp.modules()} == {training}
+
+
 def test_an_answer_is_not_shared_by_modules_with_other_settings() -> None:
     first = flavours.mlp_kind(LlamaMLP(tf.LlamaConfig(**{**TEXT, "hidden_act": "gelu"})))
     second = flavours.mlp_kind(LlamaMLP(tf.LlamaConfig(**{**TEXT, "hidden_act": "silu"})))

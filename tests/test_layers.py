@@ -13,6 +13,7 @@ import transformers as tf
 from kernels.layer.layer import _validate_layer
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
+from transformers.models.gemma2.modeling_gemma2 import Gemma2MLP, Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
@@ -270,6 +271,17 @@ def test_what_is_no_registered_parameter_is_read_all_the_same(change: Any) -> No
     product = gated(layout, x)
     expected = nn.functional.linear(product, layout.down_proj.weight, layout.down_proj.bias)
     torch.testing.assert_close(layout(x), expected)
+
+
+@pytest.mark.parametrize("given", [lambda norm: norm, lambda norm: layers.ZeroCenteredRMSNormLayout(32, norm.eps)])
+def test_the_norms_before_and_after_an_mlp_have_an_epsilon_each(given: Any) -> None:
+    before, after, mlp = Gemma2RMSNorm(32, eps=0.3), Gemma2RMSNorm(32, eps=2.0), Gemma2MLP(tf.Gemma2Config(**TEXT))
+    layout = layers.RMSNormMLPRMSNormLayout(given(before), mlp, given(after))
+    with torch.no_grad():
+        layout.gate_up_proj.weight.copy_(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        layout.down_proj.weight.copy_(mlp.down_proj.weight)
+        x = torch.randn(3, 32)
+        torch.testing.assert_close(layout(x), after(mlp(before(x))))
 
 
 def test_a_child_that_is_no_registered_module_is_called_all_the_same() -> None:

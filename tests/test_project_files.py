@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 from layout_kernels.models import versions
+from tools.version_matrix.__main__ import COMBINATIONS, Versions
+from tools.version_matrix.checks import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,6 +30,31 @@ def test_the_pair_that_messages_and_the_readme_name_is_the_pair_that_is_tested()
     for name in ("transformers", "kernels"):
         assert f"{name}=={pinned[name]}" in versions.PAIR
     assert f"| {pinned['transformers']} | {pinned['kernels']} | what is developed and tested here" in README
+
+
+def tried() -> list[tuple[Versions, bool]]:
+    """The rows of docs/versions.md: versions, and whether every check passed."""
+    lines = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| \d", line)]
+    return [(Versions(*row[:3]), row[4:] == ["passed"] * (len(NAMES) - 1)) for row in rows]
+
+
+def test_the_versions_that_are_named_are_those_that_were_tried_and_passed() -> None:
+    """README, versions.py (`doctor` and `kernel_loading()` go by it), docs/versions.md, and what the matrix tries."""
+    assert [row for row, _ in tried()] == list(COMBINATIONS), "make version-matrix"
+    passed = {(row.transformers.rpartition(".")[0], row.kernels) for row, fine in tried() if fine}
+    assert {row.transformers for row, fine in tried() if not fine and row.torch == COMBINATIONS[0].torch} == set()
+    named = set()
+    for first, last, kernels in re.findall(
+        r"^\| (5\.\d+)(?: to (5\.\d+)| and later) \| (\S+) \|", README, re.MULTILINE
+    ):
+        numbers = [int(text.partition(".")[2]) for text in (first, last or first)]
+        named |= {(f"5.{number}", kernels) for number in range(numbers[0], numbers[1] + 1)}
+    assert min(named, key=lambda pair: int(pair[0][2:]))[0] == ".".join(map(str, versions.FIRST))
+    assert named <= passed
+    assert (pins()["transformers"], pins()["kernels"], pins()["torch"]) in {
+        tuple(row) for row, fine in tried() if fine
+    }
 
 
 def test_the_runtime_dependencies_force_no_torch_and_the_licence_is_one() -> None:

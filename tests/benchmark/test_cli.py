@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from layout_kernels.benchmark import main
+from layout_kernels.benchmark import main, session
 from layout_kernels.numerics.modes import CaptureError, ModePlugin
 from tests.numerics import toy
-from tests.numerics.graphs import BrokenGraph, FakeGraph
+from tests.numerics.graphs import BrokenGraph, FakeGraph, spoil
 
 pytestmark = pytest.mark.usefixtures("clock", "load")
 
@@ -199,6 +199,29 @@ def test_the_graph_of_one_call_is_proven_too(tmp_path, monkeypatch):
     monkeypatch.setitem(ModePlugin._registry, "cudagraph", FakeGraph)
     row = report_of(tmp_path, ["--mode", "cudagraph"], expect=1)["cases"][0]
     assert row["reason"].startswith("one call, inputs of seed +1")
+    assert row["comparison"] is None
+
+
+@pytest.mark.parametrize("spoiled", [64, 1])
+def test_each_graph_that_was_timed_is_judged_again(tmp_path, monkeypatch, spoiled):
+    """One of the two replays wrong numbers from the end of the timing on; the other stays right."""
+    prepare, compare, timed = FakeGraph.prepare.__func__, session.compare, []
+
+    def capture(cls, function, device, calls=64):
+        runner = prepare(cls, function, device, calls)
+
+        def run():
+            runner.run()
+            if timed and calls == spoiled:
+                spoil(runner.outputs()[0]["scaled"])
+
+        return type(runner)(run, calls, runner.outputs, is_graph=True)
+
+    monkeypatch.setattr(session, "compare", lambda *arguments: (compare(*arguments), timed.append(1))[0])
+    monkeypatch.setattr(FakeGraph, "prepare", classmethod(capture))
+    monkeypatch.setitem(ModePlugin._registry, "cudagraph", FakeGraph)
+    row = report_of(tmp_path, ["--mode", "cudagraph"], expect=1)["cases"][0]
+    assert "after timing: " in row["reason"]
     assert row["comparison"] is None
 
 

@@ -50,6 +50,7 @@ def snapshot(model: Any) -> dict[str, Any]:
         "modules": [id(module) for module in model.modules()],
         "parameters": [(name, id(parameter)) for name, parameter in model.named_parameters()],
         "hooks": len(model._load_state_dict_pre_hooks),
+        "training": [(path, module.training) for path, module in model.named_modules()],
     }
 
 
@@ -139,9 +140,21 @@ def test_parameters_are_the_same_objects_in_the_same_order_and_ties_hold() -> No
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+@pytest.mark.parametrize("ids", [NORM, BLOCK])
+def test_norms_of_one_block_have_an_epsilon_each(ids: str) -> None:
+    model = built("gemma2")
+    for number, module in enumerate(module for module in model.modules() if hasattr(module, "eps")):
+        module.eps = 0.1 * (1 + number)
+    expected = logits(model)
+    kp.apply_kernel(ids, model=model)
+    assert (logits(model) - expected).abs().max() <= 1e-5  # as above
+
+
 def test_a_failure_in_the_middle_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built()
-    expected, before = logits(model), snapshot(model)
+    expected = logits(model)
+    model.model.layers[0].train()  # as frozen parts stay in eval() when others are trained
+    before = snapshot(model)
     calls = []
 
     def failing(*parts: Any, **options: Any) -> bool:

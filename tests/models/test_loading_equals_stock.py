@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.loads import Loading, by_hand, load, ref
-from tests.support.tiny import FAMILIES, Family, tokens
+from tests.support.tiny import FAMILIES, Family, _causal, save_family, tokens
 
 KEYS = ["RMSNorm", "hub name", "exact class", "MLP class", "MLP tuple", "fusion", "RMSNorm and fusion"]
 
@@ -181,3 +181,25 @@ def test_families_are_the_ones_that_the_readme_names() -> None:
     named = {"llama", "qwen2", "qwen3", "mistral", "smollm3", "granite", "phi3", "qwen2_5_vl", "mistral3"}
     assert named <= set(FAMILIES)
     assert tokens().shape == (2, 9)
+
+
+def test_the_norms_before_and_after_an_mlp_keep_an_epsilon_each(
+    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
+
+    build = Gemma2DecoderLayer.__init__
+
+    def building(layer: Any, *args: Any, **kwargs: Any) -> None:
+        build(layer, *args, **kwargs)
+        layer.pre_feedforward_layernorm.eps, layer.post_feedforward_layernorm.eps = 0.3, 2.0
+
+    gemma = Family(_causal("Gemma2"), "Gemma2RMSNorm", "Gemma2MLP")
+    save_family(gemma, tmp_path)
+    monkeypatch.setattr(Gemma2DecoderLayer, "__init__", building)
+    expected = logits(load(gemma, tmp_path, None), gemma)
+    kinds = (("RMSNorm", "pre_feedforward_layernorm"), ("MLP", "mlp"), ("RMSNorm", "post_feedforward_layernorm"))
+    key = tuple((kind, f"{gemma.parent}.{name}") for kind, name in kinds)
+    with kernel.kernel_loading():
+        model = load(gemma, tmp_path, {key: ref("RMSNormMLPRMSNorm")})
+    assert (logits(model, gemma) - expected).abs().max() <= 1e-5  # as above

@@ -61,6 +61,46 @@ def test_norms_of_every_width_around_a_vector(package: Any, level: str, dtype: s
         check_backward(package, "gated_activation", Case((3, 2 * width), dtype, seed=width))
 
 
+# Squares are summed in blocks of 256 vectors of 4, 8 or 16 floats, four vectors at a time, or two of 32 halves: whole
+# blocks, and parts of one that no vector fills. A gated row is kept up to 4096 elements.
+BLOCKS = (1024, 2048, 4096, 8192)
+TAILS = (-1, 1, 3, 5, 7, 9, 15, 17, 31, 33, 129)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tail", TAILS)
+def test_norms_of_every_width_around_a_block_of_squares(package: Any, level: str, dtype: str, tail: int) -> None:
+    for width in (block + tail for block in BLOCKS):
+        check_spikes(package, "rms_norm", Case((1, width), dtype, settings={"flavour": FLAVOURS[tail % 3]}))
+        for order in ("gate_then_norm", "norm_then_gate"):
+            check_spikes(package, "gated_rms_norm", Case((1, width), dtype, settings={"order": order}))
+
+
+def check_spikes(package: Any, operation: str, case: Case) -> None:
+    """Rows of ones and one large value, with exact sums of squares: a place that is left out, or counted twice, is
+    nearly all of its row's."""
+    width, module = case.shape[-1], suite(package, operation)
+    last = max(block for block in BLOCKS if block <= width + 1)
+    places = sorted({0, 1023, 1024, *range(last - 2, last + 2), *range(last, width)} & set(range(width)))
+    x = torch.randn(len(places), width).sign()
+    x[range(len(places)), places] = 1024.0
+
+    def spiked(arguments: tuple[Any, ...], at: int) -> tuple[Any, ...]:
+        rows = [x.to(given.dtype) if i == at else given for i, given in enumerate(arguments)]
+        if operation == "gated_rms_norm":
+            rows[at + 1] = torch.full_like(rows[at], 32.0)  # silu(32) is 32
+        if at:
+            rows[0] = rows[0].expand(x.shape)
+        return tuple(rows)
+
+    arguments = spiked(module.arguments(case), 0)
+    reason = module.compare(native_function(package, operation)(*arguments), arguments)
+    assert reason is None, f"{case.case_id}: {reason}"
+    arguments = spiked(module.backward_arguments(case), 1)
+    reason = module.compare_backward(native_function(package, f"{operation}_backward")(*arguments), arguments)
+    assert reason is None, f"{case.case_id}, backward: {reason}"
+
+
 # Register tiles have up to 6 rows and 4 columns, with one or two rows 8; tiles have 32 columns and 256 rows; k is cut
 # at 1024, and at 2048 where pairs of bf16 are multiplied. AVX2 turns the weight from 12 rows on: strips of 6 rows,
 # panels of 16 columns and of a k of 256, and from 100 rows and 512 columns on tiles have up to 128 columns; or x,

@@ -200,13 +200,18 @@ def _is_gated(probe: Any, packed: bool, activation: str) -> bool:
     """Whether ``probe`` computes the formula, in both modes, up to where a clamp or a cap would show."""
     generator = torch.Generator().manual_seed(22)
     act = ACTIVATIONS[activation]
-    for mode, size in itertools.product((False, True), (1.0, 40.0, 2000.0)):
-        probe.train(mode)
-        x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float32) * size
-        gate, up = probe.gate_up_proj(x).chunk(2, dim=-1) if packed else (probe.gate_proj(x), probe.up_proj(x))
-        if not torch.equal(run(probe, x), probe.down_proj(act(gate) * up)):
-            return False
-    return True
+    modes = [(module, module.training) for module in probe.modules()]  # activation and dropout are the user's own
+    try:
+        for mode, size in itertools.product((False, True), (1.0, 40.0, 2000.0)):
+            probe.train(mode)
+            x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float32) * size
+            gate, up = probe.gate_up_proj(x).chunk(2, dim=-1) if packed else (probe.gate_proj(x), probe.up_proj(x))
+            if not torch.equal(run(probe, x), probe.down_proj(act(gate) * up)):
+                return False
+        return True
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def named_activation_of(module: nn.Module) -> tuple[str, Any]:

@@ -95,6 +95,15 @@ def test_offsets_beyond_32_bits():
     assert rms_norm(strided, None).isfinite().all()
 
 
+def test_offsets_beyond_32_bits_of_rows_that_registers_hold():
+    # 600,000 rows of 4096 elements; tests/ops/triton/interpreted/test_offsets.py has the other kernels.
+    x, weight = values(1, 4096).expand(600_000, -1).contiguous(), values(4096, seed=1)
+    out = rms_norm(x, weight)
+    assert torch.equal(out[-1], out[0])
+    grad = torch.autograd.grad(rms_norm(x.requires_grad_(), weight), x, x.detach())[0]
+    assert torch.equal(grad[-1], grad[0])
+
+
 def test_gradients_equal_those_of_the_reference_in_training():
     x, gate, w = (values(300, 1024, seed=s).requires_grad_() for s in range(3))
     weight = w[0].detach().clone().requires_grad_()

@@ -61,22 +61,43 @@ def _copied_conversions(module: Any) -> dict[str, Any]:
 def _registries() -> Iterator[None]:
     """Class patches, conversion rules, the names that users registered, and the device list, with "cpu" in it."""
     from transformers import conversion_mapping, monkey_patching
-    from transformers.utils import kernel_config
 
     patches = monkey_patching._monkey_patch_mapping_cache
     names = conversion_mapping.USER_REGISTERED_MAPPINGS
-    devices = kernel_config.KERNELS_SUPPORTED_DEVICE_TYPES
 
     def put_conversions(table: dict[str, Any]) -> None:
         conversion_mapping._checkpoint_conversion_mapping_cache = table  # type: ignore[assignment]
 
     with ExitStack() as stack:
-        for shared in (patches, names, devices):
+        for shared in (patches, names):
             stack.enter_context(_restored(shared.copy, partial(_refill, shared)))
         stack.enter_context(_restored(lambda: _copied_conversions(conversion_mapping), put_conversions))
-        if "cpu" not in devices:
-            devices.append("cpu")
+        stack.enter_context(_cpu_admitted())
         yield
+
+
+@contextmanager
+def _cpu_admitted() -> Iterator[None]:
+    """Let a ``KernelConfig`` have "cpu": in transformers' list of devices, or before 5.21 in the code that has it."""
+    from transformers.utils import kernel_config
+
+    devices = getattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", None)
+    with ExitStack() as stack:
+        if devices is not None:
+            stack.enter_context(_restored(devices.copy, partial(_refill, devices)))
+            if "cpu" not in devices:
+                devices.append("cpu")
+        else:
+            for function in (*vars(kernel_config).values(), *vars(kernel_config.KernelConfig).values()):
+                if (code := getattr(function, "__code__", None)) is not None:
+                    stack.callback(setattr, function, "__code__", code)
+                    function.__code__ = code.replace(co_consts=tuple(map(_with_cpu, code.co_consts)))
+        yield
+
+
+def _with_cpu(constant: Any) -> Any:
+    """``constant``, or where it is a list of devices that list with "cpu"."""
+    return (*constant, "cpu") if isinstance(constant, tuple) and {"cuda", "npu"} <= {*constant} else constant
 
 
 def _recorder_state(recorders: Any) -> Any:
@@ -126,16 +147,17 @@ def _transformers_modules() -> list[Any]:
 def _loaded_names_only() -> Iterator[None]:
     """Let ``dir()`` of transformers' lazy modules name what is loaded: the rest has no class to patch yet.
 
-    ``apply_patches`` asks every module for its names, and a lazy module takes 40 ms to list thousands of others.
+    ``apply_patches`` asks every module for its names, and a lazy module takes 40 ms to list thousands of others. The
+    aliases of 5.20 import what they stand for, which fails where that needs a package (torchvision) that is absent.
     """
     from transformers.utils.import_utils import _LazyModule
 
-    original = _LazyModule.__dir__
-    _LazyModule.__dir__ = lambda self: list(vars(self))  # type: ignore[method-assign]
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(exchanged(_LazyModule, "__dir__", lambda self: list(vars(self))))
+        for module in _transformers_modules():
+            if "__dir__" in vars(module):
+                stack.enter_context(exchanged(module, "__dir__", partial(list, vars(module))))
         yield
-    finally:
-        _LazyModule.__dir__ = original  # type: ignore[method-assign]
 
 
 @contextmanager

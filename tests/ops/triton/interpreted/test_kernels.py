@@ -139,6 +139,23 @@ def test_results_are_rounded_where_the_contract_says(dtype):
     few_differ(mlp.rms_norm_mlp(*args), mlp_reference.rms_norm_mlp(*args))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weight_s_gradient_sums_what_the_forward_rounded(dtype):
+    # One row and a weight in float32, so that neither a sum nor the result's own rounding hides those before it.
+    x, gate, grad, weight = values(1, 512, dtype=dtype), values(1, 512, seed=1), values(1, 512, seed=2), values(512)
+    for flavour in ("cast_then_scale", "scale_then_cast"):
+        args = grad, x, weight, 1e-6, flavour, False, True
+        pairs = [(norm.rms_norm_backward(*args)[1], reference.rms_norm_backward(*args)[1])]
+        for order in gated_module.ORDERS:
+            args = grad, x, gate, weight, 1e-6, flavour, order, 32, "silu", False, True, True
+            pairs += zip(
+                gated.gated_rms_norm_backward(*args), gated_reference.gated_rms_norm_backward(*args), strict=True
+            )
+        for found, wanted in (pair for pair in pairs if pair[0] is not None):
+            # Roundings of float32 are a hundred times smaller than those of a half.
+            assert (~torch.isclose(found, wanted, rtol=4e-6, atol=4e-6)).float().mean() < 0.02
+
+
 def test_rows_are_merged_as_far_as_their_strides_allow():
     x = values(2, 3, 5, 8)
     assert host.rows_of(x)[:3] == (30, 1, 1)

@@ -110,7 +110,8 @@ def forward_held(
     # From the raw tile again: in half precision that holds half the registers until here.
     normalised = normalise(raw.to(tl.float32), rstd[:, None], low[:, None], x_ptr.dtype.element_ty)
     if weight_ptr is not None:
-        scale = tl.load(weight_ptr + column * stride_weight, mask=column < width, other=0.0).to(tl.float32)
+        place = column.to(tl.int64) * stride_weight
+        scale = tl.load(weight_ptr + place, mask=column < width, other=0.0).to(tl.float32)
         normalised = scaled(normalised, scale[None, :], x_ptr.dtype.element_ty, FLAVOUR)
     out = out_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
     tl.store(out, normalised.to(out_ptr.dtype.element_ty), mask=mask)

@@ -73,15 +73,18 @@ def normed_gate_up(
         if FLAVOUR != "none":
             normed = tl.where(mask, x.to(tl.float32) * rstd, 0.0)
             if norm_weight_ptr is not None:
-                scale = tl.load(norm_weight_ptr + column * stride_norm_weight, mask=inside, other=0.0).to(tl.float32)
+                place = column.to(tl.int64) * stride_norm_weight
+                scale = tl.load(norm_weight_ptr + place, mask=inside, other=0.0).to(tl.float32)
                 normed = scaled(normed, scale[None, :], x_ptr.dtype.element_ty, FLAVOUR)
         normed = tl.trans(normed.to(NORMED).to(dtype))
         weights = known[:, None] & inside[None, :]
         gate = tl.dot(tl.load(gate_rows + column[None, :], mask=weights, other=0.0), normed, gate)
         up = tl.dot(tl.load(up_rows + column[None, :], mask=weights, other=0.0), normed, up)
     if bias_ptr is not None:
-        gate += tl.load(bias_ptr + output * stride_bias, mask=known, other=0.0).to(tl.float32)[:, None]
-        up += tl.load(bias_ptr + (size + output) * stride_bias, mask=known, other=0.0).to(tl.float32)[:, None]
+        place = output.to(tl.int64) * stride_bias
+        gate += tl.load(bias_ptr + place, mask=known, other=0.0).to(tl.float32)[:, None]
+        place = (size + output).to(tl.int64) * stride_bias
+        up += tl.load(bias_ptr + place, mask=known, other=0.0).to(tl.float32)[:, None]
     active = activate(gate.to(dtype).to(tl.float32), ACTIVATION).to(dtype).to(tl.float32)
     out = out_ptr + row.to(tl.int64)[None, :] * size + output[:, None]
     tl.store(out, (active * up.to(dtype).to(tl.float32)).to(dtype), mask=known[:, None] & there[None, :])
