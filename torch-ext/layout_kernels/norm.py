@@ -47,8 +47,8 @@ def eps_of(norm: Any, flavour: str) -> Any:
     if found != flavour:
         raise ValueError(
             f"{cls.__name__} computes {found} ({flavours.DESCRIPTIONS[found]}), the layer that was bound to it "
-            f"{flavour} ({flavours.DESCRIPTIONS[flavour]}). In a loaded model name the layer RMSNorm, which computes what "
-            'the class does, or call apply_kernel("cpu_fused_rmsnorm", model=model)'
+            f"{flavour} ({flavours.DESCRIPTIONS[flavour]}). In a loaded model name the layer RMSNorm, which computes "
+            'what the class does, or call apply_kernel("cpu_fused_rmsnorm", model=model)'
         )
     return getattr(norm, eps_name)
 
