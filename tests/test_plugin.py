@@ -217,3 +217,11 @@ def test_missing_methods_are_found_when_the_class_is_defined():
 
     assert (Whole.start(), Whole.stop()) == (1, 2)
     assert issubclass(Narrower, Base)
+
+
+@pytest.mark.parametrize("hidden", ["register", "names", "parse_params", "name"])
+def test_a_class_whose_methods_a_routing_object_would_hide_is_refused(hidden):
+    kind = type("Wall", (), {hidden: staticmethod(lambda: 1), "other": staticmethod(lambda: 2)})
+    with pytest.raises(ValueError, match=rf"Wall has {hidden}, which Timers\('wall'\)"):
+        Timers("wall").register()(kind)
+    assert Timers.names() == ()

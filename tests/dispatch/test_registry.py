@@ -93,3 +93,33 @@ def test_the_data_classes_are_frozen():
     for made in (CONTRACT, spec()):
         with pytest.raises(dataclasses.FrozenInstanceError):
             made.version = 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"device": "gpu"}, ValueError, "unknown device 'gpu'"),
+        ({"device": "cpu:0"}, ValueError, "given 'cpu:0': write 'cpu'"),
+        ({"device": "cuda:1"}, ValueError, "given 'cuda:1': write 'cuda'"),
+        ({"device": 3}, TypeError, "device must be a name"),
+        ({"priority": "99"}, TypeError, r"priority must be a whole number, not str \('99'\)"),
+        ({"priority": 1.5}, TypeError, "priority must be a whole number, not float"),
+        ({"priority": True}, TypeError, "priority must be a whole number, not bool"),
+        ({"name": ""}, ValueError, "name must not be empty"),
+        ({"name": None}, TypeError, "name must be text, not NoneType"),
+        ({"solution": " "}, ValueError, "solution must not be empty"),
+        ({"input_domain": 7}, TypeError, "input_domain must be text, not int"),
+    ],
+)
+def test_a_field_that_could_never_be_selected_is_refused_when_it_is_registered(world, fields, error, message):
+    with pytest.raises(error, match=message):
+        register(**{"name": "cpu.scale", "device": "cpu", **fields})
+    assert not list(world.registries.of("cpu"))
+
+
+def test_the_other_register_kernel_is_named():
+    class Kernel:
+        pass
+
+    with pytest.raises(TypeError, match=r"kernel_plugins\.register_kernel"):
+        register_kernel(Kernel)

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import layout_kernels
 from layout_kernels.numerics import main
+from layout_kernels.numerics.checks import digest
 from layout_kernels.numerics.modes import CaptureError, ModePlugin
 from layout_kernels.numerics.progress import Progress
 
@@ -222,3 +224,17 @@ def test_what_json_cannot_hold_does_not_take_the_other_reports_with_it(tmp_path,
     assert run(["--output", *paths], case=Odd) == 1
     assert "r.json not written" in capsys.readouterr().err
     assert (tmp_path / "r.md").exists()
+
+
+def test_npu_without_its_package_says_which(capsys):
+    assert main(["--operation", "rms_norm", "--device", "npu"]) == 2
+    assert "device npu needs torch_npu, which is not installed" in capsys.readouterr().err
+
+
+def test_nothing_here_needs_numpy(monkeypatch):
+    tensor = torch.arange(6.0).view(2, 3)
+    expected = digest(tensor)
+    monkeypatch.setattr(torch.Tensor, "numpy", None)
+    assert digest(tensor) == expected
+    assert digest(tensor.T) != expected
+    assert digest(torch.ones(0)) != digest(torch.ones(0, 1))

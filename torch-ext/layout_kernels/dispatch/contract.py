@@ -8,6 +8,7 @@ from typing import Any
 
 EXECUTION_MODES = ("eager", "compile", "cudagraph", "aclgraph")
 ANY_DEVICE = "any"
+_KNOWN_DEVICES = ("cpu", "cuda", "npu", "meta")
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,26 @@ class Operation:
     contract: OpContract
     backends: tuple[BackendModule, ...]
     follows: str | None = None
+
+
+def device_type(device: Any) -> str:
+    """ "cuda" for "cuda", "cuda:1" or a torch.device.
+
+    Raises:
+        TypeError: neither text nor a device.
+        ValueError: a device type that torch does not know.
+    """
+    name = getattr(device, "type", device)
+    if not isinstance(name, str):
+        raise TypeError(f"device must be a name such as 'cpu' or a torch.device, not {type(device).__name__}")
+    name = name.partition(":")[0]
+    if name not in _KNOWN_DEVICES:
+        import torch
+
+        try:
+            torch.device(name)
+        except RuntimeError as error:
+            raise ValueError(
+                f"unknown device {device!r}; {', '.join(_KNOWN_DEVICES)}, or another of torch's"
+            ) from error
+    return name

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .custom_ops import library, register_custom_op
+from .flops import count, tell_counters
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
@@ -39,9 +40,11 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
             or tensor._is_zerotensor()
         ):
             return False
+    if _len_dispatch_modes() != 0:
+        tell_counters()
+        return False
     return (
         not (_is_recording() and _any_requires_grad(*tensors))
-        and _len_dispatch_modes() == 0
         and _len_function_modes() == 0
         and _functorch_level() is None
         and forward_ad._current_level < 0
@@ -57,6 +60,7 @@ def define_operator(
     fake: Callable[..., Any],
     differentiable: Callable[..., Any],
     plain: Callable[..., Any] | None = None,
+    flops: Callable[..., int] | None = None,
 ) -> torch._ops.OpOverload:
     """Make an operator of this copy's namespace.
 
@@ -69,6 +73,7 @@ def define_operator(
             knows.
         plain: the same from torch's own operators only, for forward-mode differentiation and the transforms of
             torch.func; None: `differentiable` is.
+        flops: how many its products take, from the shapes of the arguments; None: it has no product.
 
     Returns:
         The operator, which refuses `torch.func.vmap`.
@@ -77,6 +82,8 @@ def define_operator(
     operator = register_custom_op(
         name, launch, mutates_args=mutates_args, dispatch_key="CompositeExplicitAutograd", fake_impl=fake
     )
+    if flops is not None:
+        count(operator, flops)
     if fresh:
         autograd = _autograd_kernel(operator, differentiable, plain or differentiable)
         library().impl(name, autograd, "Autograd", with_keyset=True)

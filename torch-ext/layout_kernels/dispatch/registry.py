@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
-from .contract import ANY_DEVICE, EXECUTION_MODES, KernelSpec, OpContract
+from .contract import ANY_DEVICE, EXECUTION_MODES, KernelSpec, OpContract, device_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -101,6 +102,34 @@ class Registries:
 REGISTRIES = Registries()
 
 
+def _check_fields(device: Any, priority: Any, **texts: Any) -> None:
+    for field, value in texts.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{field} must be text, not {type(value).__name__} ({value!r})")
+        if not value.strip():
+            raise ValueError(f"{field} must not be empty; KernelSpec says what it is")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise TypeError(f"priority must be a whole number, not {type(priority).__name__} ({priority!r})")
+    if device != ANY_DEVICE and device_type(device) != device:
+        raise ValueError(f"device must be a device type; given {device!r}: write {device_type(device)!r}")
+
+
+def _by_name_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For `register_kernel`, which a class of kernels by id is given by mistake."""
+
+    @wraps(function)
+    def checked(*given: Any, **fields: Any) -> Any:
+        if given:
+            raise TypeError(
+                f"register_kernel(name=..., contract=..., ...) registers an implementation of an operation; given "
+                f"{given[0]!r}. For a class of kernels by id, layout_kernels.kernel_plugins.register_kernel is meant"
+            )
+        return function(module=sys._getframe(1).f_globals.get("__name__", "__main__"), **fields)
+
+    return checked
+
+
+@_by_name_only
 def register_kernel(
     *,
     name: str,
@@ -110,15 +139,16 @@ def register_kernel(
     input_domain: str,
     solution: str,
     priority: int = 0,
+    module: str = "",
 ) -> Callable[[Function], Function]:
     """Register an implementation of an operation: a decorator, or `register_kernel(...)(existing)`.
 
-    The arguments are the fields of `KernelSpec`. The callable is returned as it is, without a wrapper.
+    The arguments are the fields of `KernelSpec`; ``module`` is the one that declares it, by default the caller's. The
+    callable is returned as it is, without a wrapper.
 
     Raises:
-        TypeError: the contract is no `OpContract`, or the modes are no sequence of names, or what is registered
-            cannot be called.
-        ValueError: an unknown execution mode, or a name that is taken.
+        TypeError: a field is of another type than `KernelSpec` has, or what is registered cannot be called.
+        ValueError: an unknown execution mode or device, a device with a number, an empty name, or one that is taken.
         RuntimeError: the device is initialised already.
     """
     if not isinstance(contract, OpContract):
@@ -132,8 +162,8 @@ def register_kernel(
         raise ValueError(
             f"execution_modes must be some of {', '.join(EXECUTION_MODES)}; given {tuple(execution_modes)}"
         )
+    _check_fields(device, priority, name=name, input_domain=input_domain, solution=solution)
     spec = KernelSpec(name, contract, device, tuple(execution_modes), input_domain, solution, priority)
-    module = sys._getframe(1).f_globals.get("__name__", "__main__")
 
     def register(function: Function) -> Function:
         if not callable(function):

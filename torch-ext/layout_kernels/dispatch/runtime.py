@@ -10,13 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from .catalog import Entry, discover, import_backends
-from .contract import ANY_DEVICE, EXECUTION_MODES, PreparedKernel
+from .contract import ANY_DEVICE, EXECUTION_MODES, PreparedKernel, device_type
 from .registry import REGISTRIES, Registries
 from .selection import parse_overrides, select
 
 # What a device is bound for when nobody called initialize(): layers may be compiled later, and the choice stands.
 DEFAULT_MODES = ("eager", "compile")
-_KNOWN_DEVICES = ("cpu", "cuda", "npu", "meta")
 
 
 class _Table(dict[str, Callable[..., Any]]):
@@ -156,44 +155,14 @@ def _unchanged(
     targets: Mapping[str, str],
     kernels: Mapping[str, PreparedKernel],
 ) -> Mapping[str, PreparedKernel]:
-    """The present binding, where all that a new configuration adds to the defaults is to ask for them by name."""
-    same = all(kernel.spec == bound.kernels[name].spec for name, kernel in kernels.items())
-    if (
-        same
-        and not targets
-        and not bound.overrides
-        and bound.modes == DEFAULT_MODES
-        and set(modes) <= set(bound.modes)
-    ):
+    """The present binding, where a new configuration chooses the same implementations."""
+    if all(kernel.spec == bound.kernels[name].spec for name, kernel in kernels.items()):
         return bound.kernels
     raise RuntimeError(
         f"{device} is in use with mode {' and '.join(bound.modes)} and overrides {dict(bound.overrides)}; it cannot "
         f"change to mode {' and '.join(modes)} and overrides {dict(targets)}. Call initialize({device!r}, ...) before "
         "the first use of an operation on it, or start a new process"
     )
-
-
-def device_type(device: Any) -> str:
-    """ "cuda" for "cuda", "cuda:1" or a torch.device.
-
-    Raises:
-        TypeError: neither text nor a device.
-        ValueError: a device type that torch does not know.
-    """
-    name = getattr(device, "type", device)
-    if not isinstance(name, str):
-        raise TypeError(f"device must be a name such as 'cpu' or a torch.device, not {type(device).__name__}")
-    name = name.partition(":")[0]
-    if name not in _KNOWN_DEVICES:
-        import torch
-
-        try:
-            torch.device(name)
-        except RuntimeError as error:
-            raise ValueError(
-                f"unknown device {device!r}; {', '.join(_KNOWN_DEVICES)}, or another of torch's"
-            ) from error
-    return name
 
 
 RUNTIME = Runtime(REGISTRIES)

@@ -40,7 +40,9 @@ def incompatibility(kernel: RegisteredKernel, contract: OpContract, device: str,
     """Why an implementation cannot be selected, or None."""
     spec = kernel.spec
     if spec.contract != contract:
-        return f"fulfils {spec.contract.operation} version {spec.contract.version} of another contract"
+        fields = [name for name in vars(contract) if getattr(spec.contract, name) != getattr(contract, name)]
+        differences = (f"{n} is {getattr(spec.contract, n)!r}, not {getattr(contract, n)!r}" for n in fields)
+        return f"fulfils another contract: {'; '.join(differences)}"
     if spec.device not in (device, ANY_DEVICE):
         return f"runs on {spec.device}, not on {device}"
     missing = [mode for mode in modes if mode not in spec.execution_modes]
@@ -107,5 +109,8 @@ def _explain(
     where = f"{operation} on {device} in mode {' and '.join(modes)}"
     what = f"no implementation of {where}" if target is None else f"override {target!r} selects nothing for {where}"
     choices = ", ".join(f"{k.spec.name} (solution {k.spec.solution})" for k in compatible) or "none"
+    kind = "" if target is None else target.partition(".")[0]
+    if "." in (target or "") and kind != device and not any(k.spec.name == target for k in compatible):
+        what += f": by its name it is for {kind}, and an override holds for every device that is used"
     left_out = "".join(f"; not available: {name}, {reason}" for name, reason in reasons.items())
     return f"{what}; choices: {choices}{left_out}"

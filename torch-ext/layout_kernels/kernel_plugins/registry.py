@@ -73,7 +73,10 @@ class Registry:
 
     @classmethod
     def ids(cls) -> tuple[str, ...]:
-        """The registered ids, sorted."""
+        """The ids for the current device, sorted: those of this package, and what else was registered."""
+        from .interface import scan_all_kernels
+
+        scan_all_kernels()
         return KernelPlugin.names()
 
     @classmethod

@@ -105,6 +105,10 @@ def _take_norm(layout: Any, norm: nn.Module, prefix: str) -> None:
     """Give ``layout`` the ``<prefix>scale``, ``variance_epsilon`` and ``flavour`` of ``norm``, or of a norm layout."""
     place = "norm after the MLP" if prefix else "norm before the MLP"
     known: Any = norm
+    if hasattr(known, "down_proj"):
+        raise ValueError(
+            f"the {place} is {type(norm).__name__}, an MLP: the key names its modules in another order than they run"
+        )
     if getattr(norm, "is_layout", False):
         if known.refusal is not None:
             raise ValueError(known.refusal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 
 from .._ops import NAMESPACE
+from ..commands import missing
 from ..dispatch import initialize
 from .versions import check_versions, installed
 
@@ -34,12 +35,13 @@ def diagnose() -> tuple[str, bool]:
     """A text with versions, devices and the implementation of each operation; and whether models can be loaded."""
     lines = [f"python {platform.python_version()} on {platform.machine()}, build {NAMESPACE}"]
     lines += [f"{name} {installed(name) or 'is not installed'}" for name in PACKAGES]
-    healthy = True
-    for device in _devices():
-        lines += [f"{device}:", *_implementations(device)]
+    problems: list[str] = []
     try:
+        for device in _devices():
+            lines += [f"{device}:", *_implementations(device)]
         check_versions()
+    except ModuleNotFoundError as error:
+        problems.append(missing(error))
     except ImportError as error:
-        healthy = False
-        lines.append(f"in the way: {error}")
-    return "\n".join(lines), healthy
+        problems.append(str(error))
+    return "\n".join([*lines, *(f"in the way: {problem}" for problem in problems)]), not problems

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from .cli import main
+from ..commands import run
+
+
+def main() -> int:
+    """The command; see `cli.main`."""
+    from .cli import main as command
+
+    return command()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("numerics", main))

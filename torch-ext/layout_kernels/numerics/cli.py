@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..dispatch import PreparedKernel
+from ..dispatch.catalog import discover
 from .arguments import Request, read
 from .catalog import suites as all_suites
 from .environment import environment
 from .modes import CaptureError, check_target, current_device
+from .preparation import check_override
 from .progress import Progress
 from .report import Report, Table, coverage, is_success, new_payload, verdict, write_reports
 from .suite import FAILED, NOT_APPLICABLE, PASSED, KernelCase, OperationSuite
@@ -47,6 +49,8 @@ def planned(request: Request) -> list[tuple[OperationSuite, PreparedKernel, Kern
     common = request.common
     work = []
     for suite, options in request.suites:
+        if common.implementation is not None and suite.operation in discover():
+            check_override(suite.operation, common.device, common.mode, common.implementation)
         plan = suite.prepare(common.device, common.mode, common.implementation)
         for case in suite.cases(options):
             work.append((suite, plan, case, new_row(suite.operation, case, plan)))

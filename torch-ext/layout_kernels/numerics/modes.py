@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..dispatch.catalog import missing_requirement
 from ..plugin import BasePlugin
 
 GRAPH_CALLS = 64
@@ -152,6 +153,8 @@ def check_target(mode: str, device: str) -> None:
     needed = ModePlugin(mode).device
     if needed is not None and needed != kind:
         raise ValueError(f"mode {mode} runs on {needed}, not on {kind}; use --device {needed}, or another --mode")
+    if kind == "npu" and missing_requirement(("torch_npu",)) is not None:
+        raise ValueError("device npu needs torch_npu, which is not installed; pip install it, or use another --device")
     try:
         available = kind == "cpu" or bool(torch.get_device_module(device).is_available())
     except RuntimeError as error:

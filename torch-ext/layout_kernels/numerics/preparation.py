@@ -46,7 +46,7 @@ def select_kernel(operation: str, device: str, mode: str, implementation: str | 
         implementation: a full name or a solution; None: what dispatch selects.
 
     Raises:
-        ValueError: nothing fits, or an override in the environment would select another implementation.
+        ValueError: nothing fits.
     """
     entry, kind = entry_of(operation), device_type(device)
     excluded = import_backends(entry, kind)
@@ -64,14 +64,24 @@ def select_kernel(operation: str, device: str, mode: str, implementation: str | 
         )
 
     plan = choose(implementation or forced)
-    if implementation is not None and forced is not None:
-        other = choose(forced).spec.name
-        if other != plan.spec.name:
-            raise ValueError(
-                f"{PREFIX}{operation.upper()}={forced} selects {other} for {operation}, and {plan.spec.name} was "
-                "asked for; unset the variable, or ask for what it names"
-            )
     return replace(plan, function=operator_of(entry)) if mode == "compile" else plan
+
+
+def check_override(operation: str, device: str, mode: str, implementation: str) -> None:
+    """Refuse to prove or time one implementation where an override in the environment selects another.
+
+    Raises:
+        ValueError: it names the variable and both.
+    """
+    forced = parse_overrides(os.environ, None, discover()).get(operation)
+    if forced is None:
+        return
+    asked, other = (select_kernel(operation, device, mode, target).spec.name for target in (implementation, forced))
+    if other != asked:
+        raise ValueError(
+            f"{PREFIX}{operation.upper()}={forced} selects {other} for {operation}, and {asked} was asked for; unset "
+            "the variable, or ask for what it names"
+        )
 
 
 def operator_of(entry: Entry) -> Any:

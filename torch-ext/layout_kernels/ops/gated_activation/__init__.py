@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...dispatch.contract import BackendModule, OpContract, Operation, PreparedKernel
 from ...dispatch.runtime import prepared
+from .. import is_operation
 
 if TYPE_CHECKING:
     from .operator import check_arguments as check_arguments
@@ -37,7 +38,7 @@ _BACKENDS = (
 OPERATION = Operation(CONTRACT, _BACKENDS)
 BACKWARD = Operation(BACKWARD_CONTRACT, _BACKENDS, follows=CONTRACT.operation)
 
-_LAZY = ("check_arguments", "gated_activation")
+_LAZY = dict.fromkeys(("check_arguments", "gated_activation"), "operator")
 
 
 def prepare_gated_activation(device: Any = None) -> PreparedKernel:
@@ -45,10 +46,4 @@ def prepare_gated_activation(device: Any = None) -> PreparedKernel:
     return prepared(CONTRACT.operation, device)
 
 
-def __getattr__(name: str) -> Any:
-    """What needs torch: the public function and the argument check."""
-    if name in _LAZY:
-        from . import operator
-
-        return getattr(operator, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+is_operation(__name__, _LAZY)

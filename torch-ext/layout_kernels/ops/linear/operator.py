@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -70,6 +72,7 @@ FORWARD = define_operator(
     fake=_fake,
     differentiable=_differentiable,
     plain=reference.linear,
+    flops=lambda x, weight, *_, **__: 2 * math.prod(x[:-1]) * math.prod(weight),
 )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...dispatch.contract import BackendModule, OpContract, Operation, PreparedKernel
 from ...dispatch.runtime import prepared
+from .. import is_operation
 
 if TYPE_CHECKING:
     from .operator import check_arguments as check_arguments
@@ -38,7 +39,7 @@ _BACKENDS = (
 OPERATION = Operation(CONTRACT, _BACKENDS)
 BACKWARD = Operation(BACKWARD_CONTRACT, _BACKENDS, follows=CONTRACT.operation)
 
-_LAZY = ("check_arguments", "result_dtype", "rms_norm")
+_LAZY = dict.fromkeys(("check_arguments", "result_dtype", "rms_norm"), "operator")
 
 
 def prepare_rms_norm(device: Any = None) -> PreparedKernel:
@@ -46,10 +47,4 @@ def prepare_rms_norm(device: Any = None) -> PreparedKernel:
     return prepared(CONTRACT.operation, device)
 
 
-def __getattr__(name: str) -> Any:
-    """What needs torch: the public function and the argument check."""
-    if name in _LAZY:
-        from . import operator
-
-        return getattr(operator, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+is_operation(__name__, _LAZY)

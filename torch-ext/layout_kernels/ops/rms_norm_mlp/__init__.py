@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ...dispatch.contract import BackendModule, OpContract, Operation, PreparedKernel
 from ...dispatch.runtime import prepared
+from .. import is_operation
 from ..rms_norm import FLAVOURS as _NORM_FLAVOURS
 
 if TYPE_CHECKING:
@@ -41,8 +41,4 @@ def prepare_rms_norm_mlp(device: Any = None) -> PreparedKernel:
     return prepared(CONTRACT.operation, device)
 
 
-def __getattr__(name: str) -> Any:
-    """What needs torch: the public functions and the argument check."""
-    if name in _LAZY:
-        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+is_operation(__name__, _LAZY)

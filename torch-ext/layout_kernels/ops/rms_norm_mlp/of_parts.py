@@ -18,7 +18,7 @@ from ..arguments import check_choice, check_rows, check_tensor
 from ..gated_activation import ACTIVATIONS
 from ..gated_activation.reference import activate
 from . import CONTRACT
-from .operator import check_biases, check_down, check_one_dtype, for_autocast, is_autocast, without_autocast
+from .operator import check_biases, check_down, check_one_dtype, for_autocast, is_autocast, products, without_autocast
 
 _forward = RUNTIME.functions(CONTRACT.operation)
 
@@ -104,7 +104,14 @@ def _differentiable(*args: Any) -> torch.Tensor:
     return _plain(*args)
 
 
-OF_PARTS = define_operator("mlp_of_parts", _launch, mutates_args=(), fake=_fake, differentiable=_differentiable)
+OF_PARTS = define_operator(
+    "mlp_of_parts",
+    _launch,
+    mutates_args=(),
+    fake=_fake,
+    differentiable=_differentiable,
+    flops=lambda x, gate, up, down, *_, **__: products(x, gate, up, down),
+)
 
 
 def mlp_of_parts(

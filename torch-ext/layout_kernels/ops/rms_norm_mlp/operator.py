@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -189,6 +190,11 @@ def _composed(
         return functional.linear(product, down, down_bias)
 
 
+def products(x: Sequence[int], *weights: Sequence[int]) -> int:
+    """FLOPs of the products of ``x`` with weights, all given by their shapes."""
+    return 2 * math.prod(x[:-1]) * sum(map(math.prod, weights))
+
+
 FORWARD = define_operator(
     CONTRACT.operation,
     _launch,
@@ -196,6 +202,7 @@ FORWARD = define_operator(
     fake=_fake,
     differentiable=_composed,
     plain=reference.rms_norm_mlp,
+    flops=lambda x, _, gate_up, down, *__, **___: products(x, gate_up, down),
 )
 
 
