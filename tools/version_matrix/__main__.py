@@ -59,11 +59,14 @@ def _install(python: str, folder: Path, versions: Versions) -> str | None:
     constraints = folder / "constraints.txt"
     constraints.write_text(f"{torch}\n", encoding="utf-8")
     others = [f"transformers=={versions.transformers}", f"kernels=={versions.kernels}"]
-    for what, wanted in (("CPU build of torch", [torch]), ("packages", [*others, f"-c{constraints}"])):
-        done = _run([python, "-m", "pip", "install", "--quiet", *wanted])
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-            return f"not tried, no {what}: {(errors or ['ERROR: pip failed'])[0].removeprefix('ERROR: ')[:160]}"
+    if _run([python, "-m", "pip", "install", "--quiet", torch]).returncode:
+        return f"not tried: pip has no {torch}, and other builds bring CUDA"
+    done = _run([python, "-m", "pip", "install", "--quiet", *others, f"-c{constraints}"])
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        return (
+            f"not tried: {(errors or ['pip failed'])[0].removeprefix('ERROR: ').partition(' (from versions')[0][:160]}"
+        )
     return None
 
 
