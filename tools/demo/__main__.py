@@ -36,7 +36,7 @@ def main() -> int:
     models.use_local_build()
     costs = measure_costs(checkpoint)
     stock, ours = models.load_stock(checkpoint), models.load_with_kernels(checkpoint)
-    print_layers(models.count_layers(ours))
+    print(f"\nlayers that run our kernels\n{models.kernel().report(ours)}")
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     prompt = encode(tokenizer)
@@ -70,13 +70,6 @@ def encode(tokenizer: Any) -> torch.Tensor:
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     return encoded["input_ids"]
-
-
-def print_layers(layers: list[models.LayerCount]) -> None:
-    """How many layers of which class run which implementation."""
-    print("\nlayers that run our kernels")
-    for row in layers:
-        print(f"  {row.count:3d} {row.name}: {row.operation} by {row.implementation}")
 
 
 def print_answers(tokenizer: Any, stock: Trace, ours: Trace) -> None:

@@ -2,8 +2,8 @@
 
 ``<Name>`` is what runs: stateless, only ``forward``. ``<Name>Layout`` is what transformers puts into the model while a
 checkpoint is loaded: the parameters under the kernel's names, and the rules that fill them. When the load ends the
-layout settles: what stands there then is the stock module, whose class runs ``<Name>.forward`` (``adopted.py``). Both
-are named in a ``KernelConfig`` by ``<Name>``. Nothing is computed here: a layer calls an operation of ``ops``.
+layout settles: what stands there then is the stock module, whose class runs ``<Name>.forward`` (``running/adopted.py``).
+Both are named in a ``KernelConfig`` by ``<Name>``. Nothing is computed here: a layer calls an operation of ``ops``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from . import flavours, gated, gated_mlp, norm
 from .layouts.fused import FusedLayout
 from .layouts.mlp import PlainMLPLayout
 from .layouts.norm import NormLayout
@@ -23,7 +22,9 @@ from .ops.gated_rms_norm import gated_rms_norm
 from .ops.linear import linear
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm_mlp import rms_norm_mlp
-from .plain import TENSORS, child, mark_linear_forward, parameter, weight_and_bias
+from .recognition import gated_norms, norms
+from .running import gated_mlp, norm
+from .running.plain import TENSORS, child, mark_linear_forward, parameter, weight_and_bias
 
 
 class CustomRMSNorm(nn.Module):
@@ -97,7 +98,7 @@ class RMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension, in the flavour of the module's own class."""
-        flavour, eps_name = flavours.norm_class_flavour(self)
+        flavour, eps_name = norms.norm_class_flavour(self)
         return norm.run(self, hidden_states, getattr(self, eps_name), flavour)
 
 
@@ -109,7 +110,7 @@ class RMSNormGated(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Gated RMSNorm of the last dimension; ``gate`` has the shape of ``hidden_states``."""
-        flavour, order, group_size, activation, eps_name = gated.class_arguments(self)
+        flavour, order, group_size, activation, eps_name = gated_norms.class_arguments(self)
         eps = getattr(self, eps_name)
         return gated_rms_norm(hidden_states, gate, self.weight, eps, flavour, order, group_size, activation)
 

@@ -1,7 +1,7 @@
 """Layers in a live model: find where they fit, change all modules at once or none, and undo.
 
-A module that is changed stays the same object with the same parameters; its class changes (``adopted.py``), or its
-forward where the class must stay (`nn.Linear`).
+A module that is changed stays the same object with the same parameters; its class changes (``running/adopted.py``), or
+its forward where the class must stay (`nn.Linear`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from .. import layers, plain
-from ..adopted import adoption_of, is_adopted, release, why_not_release
-from ..flavours import mlp_kind, norm_flavour
+from .. import layers
+from ..checkpoints.mapped_memory import pages
+from ..layer_table import MLP_LAYER_OF, NORM_LAYER_OF
 from ..layouts.mlp import adopt_mlp
-from ..layouts.norm import LAYER_OF, adopt_norm
-from ..models.plan import LAYERS, chain_of, is_mlp, is_norm
+from ..layouts.norm import adopt_norm
+from ..models.plan import chain_of, is_mlp, is_norm
 from ..ops.adjacent import address, is_held_elsewhere, why_not_lay
-from ..pages import pages
+from ..recognition.mlps import mlp_kind
+from ..recognition.norms import norm_flavour
+from ..running import plain
+from ..running.adopted import adoption_of, is_adopted, release, why_not_release
 
 BEFORE = "_layout_kernels_forward_before"
 _told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -97,7 +100,7 @@ def _norm_change(norm: Any) -> Change | str:
     finding = None if reason else norm_flavour(norm)
     if finding is None or finding.flavour is None:
         return reason or str(finding and finding.reason)
-    layer = getattr(layers, LAYER_OF[finding.flavour])
+    layer = getattr(layers, NORM_LAYER_OF[finding.flavour])
     return Change(norm, lambda: adopt_norm(norm, layer, is_live=True))
 
 
@@ -183,7 +186,7 @@ def find_mlps(model: nn.Module) -> Found:
     """Plain gated MLPs."""
     found, elsewhere = Found(), _held_elsewhere(model)
     for path, parent, name in _places(model, is_mlp):
-        _add_mlp(found, f"{path}.{name}", parent.get_submodule(name), LAYERS[1], elsewhere)
+        _add_mlp(found, f"{path}.{name}", parent.get_submodule(name), MLP_LAYER_OF[1], elsewhere)
     return found
 
 
@@ -194,7 +197,7 @@ def find_blocks(model: nn.Module) -> Found:
         chain, mlp = chain_of(parent, name), parent.get_submodule(name)
         if len(chain) == 1:
             found.reasons.append(f"{path}.{name}: no norm of {type(parent).__name__} hands its result to it alone")
-        elif _add_mlp(found, f"{path}.{name}", mlp, LAYERS[len(chain)], elsewhere):
+        elif _add_mlp(found, f"{path}.{name}", mlp, MLP_LAYER_OF[len(chain)], elsewhere):
             for norm in (chain[0], *chain[2:]):
                 change = _norm_change(parent.get_submodule(norm))
                 if isinstance(change, Change):

@@ -7,7 +7,7 @@ import platform
 from .._ops import NAMESPACE
 from ..commands import missing
 from ..dispatch import initialize
-from .versions import check_versions, installed
+from ..transformers_glue.versions import check_versions, installed
 
 PACKAGES = ("torch", "transformers", "kernels", "accelerate", "triton", "torch_npu")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from .ops.adjacent import address, gathered, lay, rows_of, why_not_lay
+from ..ops.adjacent import address, gathered, lay, rows_of, why_not_lay
 from .sharded import is_sharded, rows_here
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .ops.adjacent import joined, rows_of
-from .ops.gated_activation import gated_activation
-from .ops.rms_norm_mlp import mlp_of_parts, rms_norm_mlp
-from .ops.rms_norm_mlp.operator import direct
+from ..ops.adjacent import joined, rows_of
+from ..ops.gated_activation import gated_activation
+from ..ops.rms_norm_mlp import mlp_of_parts, rms_norm_mlp
+from ..ops.rms_norm_mlp.operator import direct
 from .plain import TENSORS, child, has_hooks, is_for_operators, weight_and_bias
 from .sharded import is_sharded, rows_here
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .callers import MODELS, Builder
+from .requests import MODELS, Builder
 
 try:
     from transformers import conversion_mapping as _conversion_mapping
     from transformers import monkey_patching as _monkey_patching
-except ImportError:  # see conversion.py
+except ImportError:  # see checkpoints/converter.py
     _conversion_mapping = _monkey_patching = None  # type: ignore[assignment]
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from . import flavours
-from .ops.rms_norm import rms_norm
-from .ops.rms_norm.operator import direct, fits
+from ..ops.rms_norm import rms_norm
+from ..ops.rms_norm.operator import direct, fits
+from ..recognition import norms
 from .plain import TENSORS, is_for_operators, parameter
 
 _is_compiling = torch.compiler.is_compiling
@@ -43,11 +43,11 @@ def eps_of(norm: Any, flavour: str) -> Any:
         return getattr(norm, adoption.eps_name)
     if hasattr(cls, "is_layout") or not hasattr(cls, "kernel_layer_name"):
         return norm.variance_epsilon
-    found, eps_name = flavours.norm_class_flavour(norm)
+    found, eps_name = norms.norm_class_flavour(norm)
     if found != flavour:
         raise ValueError(
-            f"{cls.__name__} computes {found} ({flavours.DESCRIPTIONS[found]}), the layer that was bound to it "
-            f"{flavour} ({flavours.DESCRIPTIONS[flavour]}). In a loaded model name the layer RMSNorm, which computes "
+            f"{cls.__name__} computes {found} ({norms.DESCRIPTIONS[found]}), the layer that was bound to it "
+            f"{flavour} ({norms.DESCRIPTIONS[flavour]}). In a loaded model name the layer RMSNorm, which computes "
             'what the class does, or call apply_kernel("cpu_fused_rmsnorm", model=model)'
         )
     return getattr(norm, eps_name)
