@@ -2,7 +2,7 @@
 
 ``<Name>`` is what runs: stateless, only ``forward``. ``<Name>Layout`` is what transformers puts into the model while a
 checkpoint is loaded: the parameters under the kernel's names, and the rules that fill them. When the load ends the
-layout settles: what stands there then is the stock module, whose class runs ``<Name>.forward`` (``running/adopted.py``).
+layout settles: what stands there then is the stock module, whose class runs ``<Name>.forward`` (``running/adopted``).
 Both are named in a ``KernelConfig`` by ``<Name>``. Nothing is computed here: a layer calls an operation of ``ops``.
 """
 

@@ -84,11 +84,6 @@ def check_grad(grad: Any, shape: Sequence[int], like: torch.Tensor) -> None:
         raise ValueError(f"grad has shape {tuple(grad.shape)}; it must be {tuple(shape)}, the shape of the result")
 
 
-def or_empty(grad: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """A gradient, or an empty tensor where it was not asked for: an operator must return a tensor."""
-    return like.new_empty(0) if grad is None else grad
-
-
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
     """One of the names in `allowed`."""
     if value not in allowed:
