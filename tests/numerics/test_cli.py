@@ -89,7 +89,7 @@ def test_help_loads_no_torch(module, words):
     ("words", "message"),
     [
         (["--operation", "nothing"], "unknown operation 'nothing'; there are rms_norm"),
-        (["--implementation", "nothing"], "no suite lists 'nothing'"),
+        (["--implementation", "nothing"], "'nothing' does not end in an operation"),
         (["--operation", "rms_norm", "--implementation", "reference.linear"], "reference.linear implements linear"),
         (["--mode", "fast"], "invalid choice: 'fast'"),
         (["--warmup", "-1"], "at least 0"),
