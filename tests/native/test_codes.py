@@ -33,6 +33,6 @@ def test_what_a_gated_norm_takes_has_the_codes_of_a_norm() -> None:
 
 
 def test_no_norm_is_one_beyond_the_norms() -> None:
-    assert rms_norm_mlp.FLAVOURS == (*rms_norm.FLAVOURS, "none")
+    assert (*rms_norm.FLAVOURS, "none") == rms_norm_mlp.FLAVOURS
     (code,) = re.findall(r"kNoNorm = (\d+)", BINDING)
     assert int(code) == len(rms_norm.FLAVOURS)

@@ -93,6 +93,4 @@ def make_suite(function=correct, *, baseline=correct, case=ToyCase, peers=()) ->
             raise ValueError("--sizes must be at least 1")
         return [case(size, options.scale) for size in options.sizes]
 
-    return OperationSuite(
-        "toy", add_arguments, cases, prepare, lambda device, mode: peers
-    )
+    return OperationSuite("toy", add_arguments, cases, prepare, lambda device, mode: peers)

@@ -53,8 +53,8 @@ def check_vector(name: str, value: Any, width: int, like: torch.Tensor) -> None:
         )
 
 
-# The checks above take as long as a small product. Each operation asks first whether its arguments are what nearly all
-# are, by functions that must agree with its check (tests/ops/test_fits.py), and checks only where they are not.
+# The checks above take as long as a small product. Fast path: each operation accepts the common case by the functions
+# below, which must accept only what its check accepts (tests/ops/test_fits.py).
 
 
 def fits_vector(value: torch.Tensor, width: int, like: torch.Tensor) -> bool:

@@ -12,8 +12,8 @@ from .native import DTYPES, HALVES, level
 # PyTorch's own rearrange the weight for each call, which pays off with many rows (benchmarks/results/), in bf16 from
 # some hundred on. In fp32 Intel's library, which PyTorch calls, is behind ours at any number of rows on an AMD
 # processor; elsewhere, or where that was not measured, ours takes the few rows that a rearranged weight cannot
-# pay for. AMX multiplies several times as fast as our kernels can: only what waits for memory is ours beside it, which
-# is reasoned too.
+# pay for. AMX multiplies several times as fast as our kernels can: only memory-bound products are ours beside it,
+# which is reasoned too.
 _NO_LIMIT = 1 << 62
 _ROWS = {
     ("avx512_bf16", torch.bfloat16): 128,

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import live
+from .. import finding, live
 from ..base import BaseKernel, DeviceType
 from ..registry import register_kernel
 
 EVERYWHERE = (DeviceType.CPU, DeviceType.CUDA, DeviceType.NPU)
 # What an id says behind its device, what finds the modules, and for which devices.
 TABLE = (
-    ("fused_rmsnorm_mlp", live.find_blocks, EVERYWHERE),
-    ("fused_rmsnorm", live.find_norms, EVERYWHERE),
-    ("fused_swiglu", live.find_mlps, EVERYWHERE),
-    ("linear", live.find_linears, (DeviceType.CPU,)),
+    ("fused_rmsnorm_mlp", finding.find_blocks, EVERYWHERE),
+    ("fused_rmsnorm", finding.find_norms, EVERYWHERE),
+    ("fused_swiglu", finding.find_mlps, EVERYWHERE),
+    ("linear", finding.find_linears, (DeviceType.CPU,)),
 )
 
 
