@@ -14,6 +14,7 @@ import layout_kernels
 from layout_kernels.numerics import main
 from layout_kernels.numerics.checks import digest
 from layout_kernels.numerics.modes import CaptureError, ModePlugin
+from layout_kernels.numerics.preparation import compatible_names, select_kernel
 from layout_kernels.numerics.progress import Progress
 
 from . import toy
@@ -238,3 +239,11 @@ def test_nothing_here_needs_numpy(monkeypatch):
     assert digest(tensor) == expected
     assert digest(tensor.T) != expected
     assert digest(torch.ones(0)) != digest(torch.ones(0, 1))
+
+
+def test_an_override_in_the_environment_is_held_against_the_candidate_alone(monkeypatch):
+    """Baselines and peers are what it is compared with, whatever the environment selects."""
+    monkeypatch.setenv("LAYOUT_KERNELS_OVERRIDE_RMS_NORM", "reference.rms_norm")
+    for name in compatible_names("rms_norm", "cpu", "eager"):
+        assert select_kernel("rms_norm", "cpu", "eager", name).spec.name == name
+    assert select_kernel("rms_norm", "cpu", "eager", None).spec.name == "reference.rms_norm"
