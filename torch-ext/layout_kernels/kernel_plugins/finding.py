@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 from .. import layers
@@ -17,7 +18,7 @@ from ..layer_table import MLP_LAYER_OF, NORM_LAYER_OF
 from ..layouts.mlp import adopt_mlp
 from ..layouts.norm import adopt_norm
 from ..models.plan import chain_of, is_mlp, is_norm
-from ..ops.adjacent import address, is_held_elsewhere, why_not_lay
+from ..ops.adjacent import address, is_held_as_a_storage, is_held_elsewhere, why_not_lay
 from ..recognition.mlps import mlp_kind
 from ..recognition.norms import norm_flavour
 from ..running import plain
@@ -126,7 +127,7 @@ def find_norms(model: nn.Module) -> Found:
 
 
 def _held_elsewhere(model: nn.Module) -> set[int]:
-    """Addresses of memory that other tensors than one parameter of ``model`` lie in: moving it would separate them.
+    """Addresses of memory that other things than one parameter of ``model`` lie in: moving it would separate them.
 
     Such as tied parameters, a state dict, another model, an array. What only autograd has saved stays right where
     it is.
@@ -134,11 +135,24 @@ def _held_elsewhere(model: nn.Module) -> set[int]:
     own = [p for p in model.parameters() if address(p)]
     counts = Counter(p.untyped_storage().data_ptr() for p in own)
     found = {place for place, count in counts.items() if count > 1}
-    if any(map(is_held_elsewhere, own)):  # else nobody need be asked
+    held = [p for p in own if is_held_elsewhere(p)]
+    if held and gc.get_freeze_count():  # what is frozen cannot be asked
+        return found | {p.untyped_storage().data_ptr() for p in held}
+    if held:
         ids = set(map(id, own))
-        others = [t for t in gc.get_objects() if type(t) in plain.TENSORS and id(t) not in ids]
-        found |= {t.untyped_storage().data_ptr() for t in others if address(t)}
-    return found
+        found |= {p.untyped_storage().data_ptr() for p in held if is_held_as_a_storage(p)}
+        found |= {_place_of(thing) for thing in gc.get_objects() if id(thing) not in ids}
+    return found - {0}
+
+
+def _place_of(thing: Any) -> int:
+    """Where the memory of a tensor begins; 0 of all else."""
+    if not issubclass(type(thing), torch.Tensor) or not torch._C._has_storage(thing) or thing.is_meta:
+        return 0
+    try:
+        return int(thing.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own, whose parts are asked too
+        return 0
 
 
 def _add_mlp(found: Found, path: str, mlp: Any, name: str, elsewhere: set[int]) -> bool:
@@ -150,7 +164,10 @@ def _add_mlp(found: Found, path: str, mlp: Any, name: str, elsewhere: set[int]) 
     halves = [half for part in ("gate_proj", "up_proj") if (half := getattr(mlp, part, None)) is not None]
     parts = [parameter for half in halves for parameter in half.parameters()]
     shared = any(p.untyped_storage().data_ptr() in elsewhere for p in parts if address(p))
-    held = "something else lies in the same memory (a tied weight, a state dict, another model): let go of it first"
+    held = (
+        "something else lies in the same memory (a tied weight, a state dict, another model, an array): let go of it "
+        "first, or give the weights memory of their own (parameter.data = parameter.data.clone())"
+    )
     reason = held if shared else why_not_lay(*[half.weight for half in halves]) if halves else ""
     if reason:
         found.left_out.append(f"{path}: {reason}")

@@ -12,6 +12,7 @@ trusts a record: `rows_of` compares addresses, shapes and strides at each call.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +70,26 @@ def address(part: torch.Tensor) -> int:
     return part.data_ptr() if is_plain else 0
 
 
+def _holders(part: torch.Tensor) -> tuple[int, int]:
+    in_python = sys.getrefcount(part.untyped_storage())
+    return torch._C._storage_Use_Count(part.untyped_storage()._cdata), in_python
+
+
+_ALONE = _holders(torch.empty(1))
+
+
 def is_held_elsewhere(part: torch.Tensor) -> bool:
     """Whether anything beside `part` holds its storage: another tensor, an array, an autograd graph.
 
-    Source: torch 2.13, ``torch/csrc/StorageMethods.cpp``; the count includes the storage's Python object.
+    Source: torch 2.13, ``torch/csrc/StorageMethods.cpp``; the count includes the storage's Python object, which may be
+    held in its turn.
     """
-    storage = part.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) > 2
+    return _holders(part) != _ALONE
+
+
+def is_held_as_a_storage(part: torch.Tensor) -> bool:
+    """Whether a Python variable holds `part`'s storage, as `untyped_storage()` and `storage()` give it."""
+    return _holders(part)[1] != _ALONE[1]
 
 
 def why_not_lay(*parts: torch.Tensor) -> str:
