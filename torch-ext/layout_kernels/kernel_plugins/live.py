@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..checkpoints.mapped_memory import pages
+from ..ops import prepare_for
 from ..running.adopted import adoption_of, release, why_not_release
 from .finding import BEFORE, Change, Found, foreign_forward, unbind_linear
 
@@ -68,6 +69,7 @@ def apply(kernel_id: str, find: Callable[[nn.Module], Found], model: Any = None,
         raise
     finally:
         pages.release()
+    prepare_for(model)
     return model
 
 

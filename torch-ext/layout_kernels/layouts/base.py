@@ -12,6 +12,7 @@ from torch import nn
 from ..checkpoints import converter
 from ..checkpoints.key_table import Rule, layouts_of, locations, parent_path
 from ..checkpoints.mapped_memory import pages
+from ..ops import prepare_for
 from ..transformers_glue import class_patches, requests
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -233,6 +234,8 @@ def settle_all(model: nn.Module, mode: bool | None = None) -> None:
         class_patches.forget_our_classes(model)
     locations.forget()
     converter.forget_conversions(model)
+    if mode is not None:
+        prepare_for(model)
 
 
 def _settle(layout: Any, mode: bool | None) -> None:
