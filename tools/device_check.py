@@ -83,18 +83,24 @@ def _check(arguments: argparse.Namespace, end: float) -> int:
     numerics = _tried() if arguments.interpret else _numerics(arguments.output, end)
     print(f"numerics: {numerics}", flush=True)
 
-    from tools.device import measuring, report, timing
+    from layout_kernels.benchmark.limits import machine_limits
+    from layout_kernels.benchmark.load import LoadPlugin
+    from layout_kernels.benchmark.turns import LIMIT
+    from tools.device import measuring, report
 
     plan = measuring.SMALL if arguments.interpret else measuring.FULL
+    watch = LoadPlugin(plan.device)
+    reading = watch.start(plan.device)
     rows = [*_shown(measuring.norm_rows(plan, end)), *_shown(measuring.mlp_rows(plan, end))]
     name = "interpreted on a CPU" if arguments.interpret else torch.cuda.get_device_name()
     payload: dict[str, Any] = {
         "device": name,
         "versions": ", ".join(f"{package} {_version(package)}" for package in _PACKAGES),
         "numerics": numerics,
-        "copy_bytes_per_second": timing.copy_bandwidth(plan.device),
-        "peak_bytes_per_second": timing.peak_bandwidth(name),
-        "verdicts": [] if arguments.interpret else report.verdicts(rows, timing.peak_bandwidth(name)),
+        "disturbance": watch.stop(reading).disturbance(LIMIT),
+        "copy_bytes_per_second": machine_limits(plan.device, ())["copy_bytes_per_second"],
+        "peak_bytes_per_second": report.peak_bandwidth(name),
+        "verdicts": [] if arguments.interpret else report.verdicts(rows, report.peak_bandwidth(name)),
     }
     report.write(arguments.output, payload, rows)
     wrong = [row for row in rows if row.contender in ("layout-kernels", "composed") and row.reason.startswith("wrong")]

@@ -37,13 +37,17 @@ def test_without_a_gpu_it_says_so(tmp_path):
     assert "no CUDA device" in done.stdout
 
 
+def row(kind, problem, contender, seconds, least_bytes):
+    return Row(kind, problem, contender, least_bytes, timing={"median": seconds})
+
+
 def test_targets_are_judged_by_share_of_peak_and_against_the_others():
     rows = [
-        Row("forward", 4096, OURS, seconds=1.0, least_bytes=90),
-        Row("forward", 4096, "torch.compile", seconds=0.5, least_bytes=90),
-        Row("backward", 4096, OURS, seconds=1.0, least_bytes=60),
-        Row("mlp small graph", 1, OURS, seconds=1.0, least_bytes=1),
-        Row("mlp small graph", 1, "stock", seconds=1.3, least_bytes=1),
+        row("forward", 4096, OURS, 1.0, 90),
+        row("forward", 4096, "torch.compile", 0.5, 90),
+        row("backward", 4096, OURS, 1.0, 60),
+        row("mlp small graph", 1, OURS, 1.0, 1),
+        row("mlp small graph", 1, "stock", 1.3, 1),
         Row("forward", 256, OURS, reason="wrong: differs"),
     ]
     met = {item["what"]: item["met"] for item in verdicts(rows, 100.0)}
@@ -56,7 +60,8 @@ def test_targets_are_judged_by_share_of_peak_and_against_the_others():
 
 
 def test_a_report_names_what_was_not_measured_and_why():
-    rows = [Row("forward", 256, OURS, reason="no time left"), Row("forward", 512, OURS, seconds=1e-6, least_bytes=10)]
-    payload = {"device": "d", "versions": "v", "copy_bytes_per_second": 1.0, "numerics": {}, "verdicts": []}
-    assert "| forward | 256 | layout-kernels | no time left | |" in markdown(payload, rows)
+    rows = [Row("forward", 256, OURS, reason="no time left"), row("forward", 512, OURS, 1e-6, 10)]
+    payload = {"device": "d", "versions": "v", "copy_bytes_per_second": 1.0, "numerics": {}}
+    payload |= {"verdicts": [], "disturbance": None}
+    assert "| forward | 256 | layout-kernels | no time left |  |" in markdown(payload, rows)
     assert svg(rows).count("<polyline") == 1

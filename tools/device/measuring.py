@@ -10,9 +10,16 @@ from typing import Any
 
 import torch
 
+from layout_kernels.benchmark.memory import flusher
+from layout_kernels.benchmark.proof import WrongResultError, check
+from layout_kernels.benchmark.timers import Burst
+from layout_kernels.benchmark.turns import medians
+from layout_kernels.numerics.modes import ModePlugin
 from tools.device import contenders
 from tools.device.contenders import OURS, Norm
-from tools.device.timing import graphed, seconds
+
+# Written before each call: no cache of a GPU holds it, and the host enqueues the call meanwhile.
+_FLUSHED_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,15 @@ class Row:
     kind: str
     problem: int
     contender: str
-    seconds: float | None = None
     least_bytes: int = 0
     error: float | None = None
     reason: str = ""
+    timing: dict[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The median of one call."""
+        return self.timing["median"] if self.timing else None
 
     @property
     def rate(self) -> float | None:
@@ -55,24 +67,27 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "bytes_per_second": self.rate}
+        return {**asdict(self), "seconds": self.seconds, "bytes_per_second": self.rate}
 
 
-def difference(found: Any, expected: torch.Tensor) -> float:
-    """The largest difference, in parts of the largest expected element."""
-    return ((found.float() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
-
-
-def _timed(row: Row, device: str, call: Callable[[], Any], check: Callable[[Any], float], bound: float) -> Row:
+def _timed(row: Row, device: str, call: Callable[[], Any], expected: Any, bound: float) -> Row:
+    """The row with the difference and the median of a call, on a cold cache, that is proven first."""
     try:
-        row.error = check(call())
-        if not row.error <= bound:
-            row.reason = f"wrong: differs by {row.error:.2e} of the largest element, {bound:.2e} is allowed; not timed"
-            return row
-        row.seconds = seconds(call, device)
+        row.error = check(row.contender, call(), expected, bound)
+        if device == "cuda":
+            burst = Burst(call, 1, before=flusher(_FLUSHED_BYTES, device), waits=False)
+            found = medians({"": burst}, device, rounds=5, seconds=0.08, warmup=3)
+        else:
+            found = medians({"": Burst(call, 1)}, device, rounds=1, warmup=0)
+        row.timing = found.summary("")
     except Exception as error:  # noqa: BLE001, a contender of others may fail in any way; the report says how
-        row.reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        row.reason = _why(error)
     return row
+
+
+def _why(error: Exception) -> str:
+    name = "" if isinstance(error, WrongResultError) else f"{type(error).__name__}: "
+    return f"{name}{error}".splitlines()[0][:200]
 
 
 def _backward_of(norm: Norm, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:
@@ -93,7 +108,7 @@ def norm_rows(plan: Plan, deadline: float) -> Iterator[Row]:
         grad, x, weight = (torch.randn(s, generator=make).to(plan.device, torch.bfloat16) for s in shapes)
         wide = x.float().requires_grad_(), weight.float().requires_grad_()
         exact = contenders.stock_norm(*wide)
-        expected = (exact.detach(),), torch.autograd.grad(exact, wide, grad.float())
+        expected = exact.detach(), torch.autograd.grad(exact, wide, grad.float())
         for norm in contenders.norms(direct=plan.device != "cuda"):
             for kind in ("forward", "graph", "backward"):
                 row = Row(kind, width, norm.name, least_bytes=2 * x.numel() * (3 if kind == "backward" else 2))
@@ -116,10 +131,10 @@ def _norm_row(plan: Plan, row: Row, norm: Norm, tensors: tuple[Any, ...], expect
     try:
         call = _backward_of(norm, grad, x, weight) if backward else _forward_of(norm, x, weight, row.kind == "graph")
     except Exception as error:  # noqa: BLE001, a contender of others may fail in any way; the report says how
-        row.reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        row.reason = _why(error)
         return row
     # bfloat16 rounds twice forward, and the weight's gradient sums a rounded factor: 2^-6 of the largest.
-    return _timed(row, plan.device, call, _largest(expected[backward]), 2**-6)
+    return _timed(row, plan.device, call, expected[backward], 2**-6)
 
 
 def _forward_of(norm: Norm, x: torch.Tensor, weight: torch.Tensor, graph: bool) -> Callable[[], Any]:
@@ -131,15 +146,13 @@ def _forward_of(norm: Norm, x: torch.Tensor, weight: torch.Tensor, graph: bool) 
         with torch.no_grad():
             return forward(x, weight)
 
-    return graphed(call) if graph else call
+    return _graphed(call) if graph else call
 
 
-def _largest(expected: tuple[torch.Tensor, ...]) -> Callable[[Any], float]:
-    def check(found: Any) -> float:
-        items = found if isinstance(found, tuple) else (found,)
-        return max(difference(item, wanted) for item, wanted in zip(items, expected, strict=True))
-
-    return check
+def _graphed(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call as a CUDA graph; it returns what the graph writes to."""
+    captured = ModePlugin("cudagraph").prepare(call, "cuda", 1)
+    return lambda: (captured.run(), captured.outputs()[0])[1]
 
 
 def mlp_rows(plan: Plan, deadline: float) -> Iterator[Row]:
@@ -172,7 +185,7 @@ def _mlp_pair(plan: Plan, row: Row, call: Callable[[], Any], exact: torch.Tensor
         return
     with torch.no_grad():
         # Six roundings to bfloat16 on the way, each of half of 2^-8, amplified by a sum: 2^-5 of the largest.
-        yield _timed(row, plan.device, call, _largest((exact,)), 2**-5)
+        yield _timed(row, plan.device, call, exact, 2**-5)
         if plan.device == "cuda" and row.seconds is not None:
             again = Row(row.kind + " graph", row.problem, row.contender, least_bytes=row.least_bytes)
-            yield _timed(again, plan.device, graphed(call), _largest((exact,)), 2**-5)
+            yield _timed(again, plan.device, _graphed(call), exact, 2**-5)

@@ -8,11 +8,19 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
+from layout_kernels.benchmark.plot import COLOURS
+from layout_kernels.numerics.report import Table, markdown_table
 from tools.device.contenders import OURS
 from tools.device.measuring import Row
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 _PANEL, _MARGIN = (460, 300), 55
+# Bytes a second, by a part of the device's name: the maker's figures. Others are compared with copying alone.
+_PEAKS = {"H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12, "A100-SXM4-80GB": 2.039e12}
+
+
+def peak_bandwidth(name: str) -> float | None:
+    """The maker's figure for a device's memory, or None where it is not known here."""
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
 
 
 def _least_share(kind: str, width: int) -> float | None:
@@ -54,30 +62,19 @@ def _verdict(what: str, reached: float, target: float) -> dict[str, Any]:
 
 def markdown(payload: dict[str, Any], rows: Sequence[Row]) -> str:
     """The report for a reader."""
-    lines = [
-        f"# {payload['device']}",
-        "",
-        f"{payload['versions']}; copy {payload['copy_bytes_per_second'] / 1e9:.0f} GB/s",
-    ]
-    lines += [
-        "",
-        f"numerics: {payload['numerics']}",
-        "",
-        "| what | problem | contender | µs | GB/s |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    measured = Table("Medians of a call, cold caches", ("what", "problem", "contender", "µs", "GB/s"))
     for row in rows:
-        if row.seconds is None:
-            lines.append(f"| {row.kind} | {row.problem} | {row.contender} | {row.reason} | |")
-        else:
-            rate = f"{(row.rate or 0) / 1e9:.0f}" if not row.kind.startswith("mlp") else ""
-            lines.append(f"| {row.kind} | {row.problem} | {row.contender} | {row.seconds * 1e6:.1f} | {rate} |")
-    lines += ["", "| target | reached | asked | |", "| --- | --- | --- | --- |"]
+        rate = f"{row.rate / 1e9:.0f}" if row.rate and not row.kind.startswith("mlp") else ""
+        time = f"{row.seconds * 1e6:.1f}" if row.seconds else row.reason
+        measured.rows.append((row.kind, str(row.problem), row.contender, time, rate))
+    judged = Table("Targets", ("target", "reached", "asked", ""))
     for item in payload["verdicts"]:
-        lines.append(
-            f"| {item['what']} | {item['reached']} | {item['target']} | {'met' if item['met'] else 'MISSED'} |"
-        )
-    return "\n".join(lines) + "\n"
+        met = "met" if item["met"] else "MISSED"
+        judged.rows.append((item["what"], str(item["reached"]), str(item["target"]), met))
+    facts = f"{payload['versions']}; copy {payload['copy_bytes_per_second'] / 1e9:.0f} GB/s"
+    disturbed = payload["disturbance"] or "nothing that is watched disturbed the times"
+    head = (f"# {payload['device']}", facts, f"numerics: {payload['numerics']}", disturbed)
+    return "\n\n".join((*head, markdown_table(measured), markdown_table(judged))) + "\n"
 
 
 def _panel(kind: str, rows: Sequence[Row], left: int) -> list[str]:
@@ -93,14 +90,14 @@ def _panel(kind: str, rows: Sequence[Row], left: int) -> list[str]:
 
     drawn = [f'<text x="{left + width / 2}" y="20" text-anchor="middle">{kind}, GB/s up to {top / 1e9:.0f}</text>']
     for index, name in enumerate(dict.fromkeys(row.contender for row in points)):
-        colour, y = _COLOURS[index % len(_COLOURS)], 38 + 14 * index
+        colour, y = COLOURS[index % len(COLOURS)], 38 + 14 * index
         line = " ".join(place(row) for row in points if row.contender == name)
         drawn.append(
             f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{3 if name == OURS else 1.5}"/>'
         )
         drawn.append(f'<text x="{left + _MARGIN}" y="{y}" fill="{colour}" font-size="11">{name}</text>')
     for number in widths:
-        x = place(Row(kind, number, "", 1.0, 0)).split(",")[0]
+        x = place(Row(kind, number, "")).split(",")[0]
         drawn.append(f'<text x="{x}" y="{height - 30}" font-size="10" text-anchor="middle">{number}</text>')
     return drawn
 

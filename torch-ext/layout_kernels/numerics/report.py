@@ -15,7 +15,7 @@ from ..plugin import BasePlugin
 from .suite import NOT_RUN, PASSED, STATUSES
 
 # Raised when a field is removed or changes its meaning; a new field leaves it.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass
