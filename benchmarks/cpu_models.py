@@ -164,19 +164,22 @@ def _compare(findings: Findings, processes: list[Process]) -> None:
 
 def _measure_turns(findings: Findings, processes: list[Process], threads: int, seconds: float, limits: Limits) -> None:
     torch.set_num_threads(threads)
-    before = limits.before()
     for process in processes:
         process.ask(f"threads {threads}")
         process.ask("prefill")
-    taken = in_turns([partial(process.ask, f"turn {STEPS}") for process in processes], LEAST_ROUNDS, seconds)
-    for process, turns in zip(processes, taken, strict=True):
-        for kept, name in ((findings.times, "times"), (findings.rests, "rests")):
-            for what in turns[0][name]:
-                key = (threads, what, process.kind)
-                kept[key] = min(kept.get(key, float("inf")), *(turn[name][what] for turn in turns))
-    for limit in (before, limits.after()):
-        best = findings.limits.get(threads, limit)
-        findings.limits[threads] = Limit(max(best.bandwidth, limit.bandwidth), max(best.rate, limit.rate))
+
+    def measure(_: object) -> dict[str, float]:
+        taken = in_turns([partial(process.ask, f"turn {STEPS}") for process in processes], LEAST_ROUNDS, seconds)
+        for process, turns in zip(processes, taken, strict=True):
+            for kept, name in ((findings.times, "times"), (findings.rests, "rests")):
+                for what in turns[0][name]:
+                    key = (threads, what, process.kind)
+                    kept[key] = min(kept.get(key, float("inf")), *(turn[name][what] for turn in turns))
+        return {}
+
+    _, limit = limits.around(measure, sys.maxsize)
+    best = findings.limits.get(threads, limit)
+    findings.limits[threads] = Limit(max(best.bandwidth, limit.bandwidth), max(best.rate, limit.rate))
 
 
 def _profile(findings: Findings, processes: list[Process], rows: list[Row], keys: list[Key]) -> None:

@@ -98,48 +98,28 @@ class Limits:
         import torch
 
         self._cache = last_level_cache("cpu")
-        elements = (4 * self._cache + (32 << 20)) // 4
-        self._matrix = torch.ones(elements // 8192, 8192)
+        self._matrix = torch.ones((4 * self._cache + (32 << 20)) // 4 // 8192, 8192)
         self._vector = torch.ones(8192)
-        self._squares = [torch.randn(size, size) for size in (1024, 2048)]
-        self._products = [torch.empty_like(square) for square in self._squares]
+        self._products: list[tuple[int, Callable[[], Any]]] = []
+        for size in (1024, 1024, 2048):
+            square = torch.randn(size, size)
+            multiply = partial(torch.mm, square, square, out=torch.empty_like(square))
+            self._products.append((2 * size**3, multiply))
         self._last: tuple[int, Limit] | None = None
 
-    def before(self) -> Limit:
-        """The last measurement with as many threads, or a new one."""
+    def _now(self) -> Limit:
         import torch
 
-        if self._last is None or self._last[0] != torch.get_num_threads():
-            return self.after()
-        return self._last[1]
-
-    def after(self) -> Limit:
-        """A new measurement."""
-        import torch
-
-        rate = max(self._rate(index) for index in (0, 0, 1))
+        rate = max(operations / _best([multiply], "cpu", processor_clock()) for operations, multiply in self._products)
         limit = Limit(self._read_rate(self._matrix, 2), rate)
         self._last = (torch.get_num_threads(), limit)
         return limit
 
-    def _rate(self, index: int) -> float:
-        import torch
-
-        square = self._squares[index]
-        multiply = partial(torch.mm, square, square, out=self._products[index])
-        return 2 * square.shape[0] ** 3 / self._best([multiply])
-
     def _read_rate(self, matrix: Any, attempts: int) -> float:
         import torch
 
-        return float(matrix.nbytes / self._best([matrix.sum, partial(torch.mv, matrix, self._vector)] * attempts))
-
-    @staticmethod
-    def _best(runs: Iterable[Callable[[], Any]]) -> float:
-        import torch
-
-        with torch.inference_mode():
-            return _best(runs, "cpu", processor_clock())
+        runs = [matrix.sum, partial(torch.mv, matrix, self._vector)] * attempts
+        return float(matrix.nbytes / _best(runs, "cpu", processor_clock()))
 
     def around(
         self, measure: Callable[[Mapping[str, Callable[[], Any]]], dict[str, float]], nbytes: int
@@ -147,11 +127,13 @@ class Limits:
         """What `measure` returns, seconds by name, and the limits meanwhile for a case that reads so many bytes.
 
         The memory's speed changes from one second to the next where others use it too, so `measure` is given the
-        reading as a call that takes its turns beside the others. Products are measured before and after.
+        reading as a call that may take its turns beside the others. All is measured before and after, too.
         """
-        before = self.before()
+        import torch
+
+        before = self._last[1] if self._last and self._last[0] == torch.get_num_threads() else self._now()
         found = measure({READ: self._matrix.sum})
-        after = self.after()
+        after = self._now()
         read = found.pop(READ, None)
         bandwidth = self._matrix.nbytes / read if read else max(before.bandwidth, after.bandwidth)
         part = self._matrix[: max(1, nbytes // (self._matrix.shape[1] * 4))]

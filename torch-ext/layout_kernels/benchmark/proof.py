@@ -33,9 +33,7 @@ def check(name: str, found: Any, expected: Any, bound: float) -> float:
     """
     error = difference(found, expected)
     if not error <= bound:
-        raise WrongResultError(
-            f"wrong: {name} is off by {error:.2e} of the largest element, {bound:.2e} is allowed; not timed"
-        )
+        raise WrongResultError(f"{name} is off by {error:.2e} of the largest element; allowed: {bound:.2e}; not timed")
     return error
 
 

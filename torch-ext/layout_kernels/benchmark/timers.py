@@ -91,44 +91,31 @@ class CpuTimer:
         return Sample(seconds, None, seconds)
 
 
-def _events(burst: Burst, device: str) -> Sample:
-    import torch
-
-    module: Any = torch.get_device_module(device)
-    first, last = module.Event(enable_timing=True), module.Event(enable_timing=True)
-    if not burst.waits:
-        module.synchronize(device)
-    if burst.before is not None:
-        burst.before()
-    if burst.waits:
-        module.synchronize(device)
-    start = clock()
-    first.record()
-    for _ in range(burst.repeats):
-        burst.run()
-    last.record()
-    enqueued = clock()
-    module.synchronize(device)
-    done = clock()
-    calls = burst.repeats * burst.calls
-    return Sample((enqueued - start) / calls, first.elapsed_time(last) / 1e3 / calls, (done - start) / calls)
-
-
-@TimerPlugin("cuda").register()
-class CudaTimer:
-    """CUDA events, and the host's clock around them."""
-
-    @staticmethod
-    def sample(burst: Burst, device: str) -> Sample:
-        """Time a burst."""
-        return _events(burst, device)
-
-
 @TimerPlugin("npu").register()
-class NpuTimer:
-    """NPU events, which torch_npu offers as torch does CUDA's, and the host's clock around them."""
+@TimerPlugin("cuda").register()
+class EventTimer:
+    """Events on the device's queue, which torch_npu offers as torch does, and the host's clock around them."""
 
     @staticmethod
     def sample(burst: Burst, device: str) -> Sample:
         """Time a burst."""
-        return _events(burst, device)
+        import torch
+
+        module: Any = torch.get_device_module(device)
+        first, last = module.Event(enable_timing=True), module.Event(enable_timing=True)
+        if not burst.waits:
+            module.synchronize(device)
+        if burst.before is not None:
+            burst.before()
+        if burst.waits:
+            module.synchronize(device)
+        start = clock()
+        first.record()
+        for _ in range(burst.repeats):
+            burst.run()
+        last.record()
+        enqueued = clock()
+        module.synchronize(device)
+        done = clock()
+        calls = burst.repeats * burst.calls
+        return Sample((enqueued - start) / calls, first.elapsed_time(last) / 1e3 / calls, (done - start) / calls)
