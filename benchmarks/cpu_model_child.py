@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu_timing import clock
+from layout_kernels.benchmark.memory import process_peak_mib
+from layout_kernels.benchmark.timers import processor_clock, seconds_of
 from tools.demo import models, timing
 from tools.demo.__main__ import encode
 from tools.demo.comparison import Trace, compare, follow
@@ -82,7 +83,7 @@ class Stopwatch:
     """Counts the seconds that are spent inside of some functions."""
 
     def __init__(self) -> None:
-        self.now = clock()
+        self.now = processor_clock()
         self.spent = 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,9 +100,7 @@ class Stopwatch:
     def outside(self, call: Callable[[], Any]) -> tuple[float, float]:
         """The seconds of a call that are not spent inside, and all of them; both with what the counting takes."""
         self.spent = 0.0
-        start = self.now()
-        call()
-        took = self.now() - start
+        took = seconds_of(call, self.now)
         return took - self.spent, took
 
 
@@ -138,28 +137,25 @@ class Child:
         """Use that many from now on."""
         torch.set_num_threads(int(count))
 
-    @torch.inference_mode()
     def prefill(self) -> float:
         """Microseconds of a forward over the prompt."""
-        now = clock()
-        start = now()
-        output = self._model(input_ids=self._prompt, use_cache=True, logits_to_keep=1)
-        took = now() - start
-        self._cache = output.past_key_values
-        return took * 1e6
+        return seconds_of(self._prefill, processor_clock()) * 1e6
 
-    @torch.inference_mode()
     def decode(self, count: str) -> float:
         """Microseconds of the shortest of `count` steps of one token after the prompt."""
-        now, times = clock(), []
-        for _ in range(int(count)):
-            start = now()
-            self._step()
-            times.append(now() - start)
-        return min(times) * 1e6
+        now = processor_clock()
+        return min(seconds_of(self._step, now) for _ in range(int(count))) * 1e6
+
+    def _prefill(self) -> None:
+        self._cache = timing.prefill(self._model, self._prompt)
 
     def _step(self) -> None:
-        self._model(input_ids=self._prompt[:, -1:], past_key_values=self._cache, use_cache=True)
+        timing.step(self._model, self._prompt[:, -1:], self._cache)
+
+    def turn(self, count: str) -> dict[str, dict[str, float]]:
+        """Microseconds of prefill and decode, and of what a model with our layers spends outside of them."""
+        times = {"prefill": self.prefill(), "decode": self.decode(count)}
+        return {"times": times, "rests": dict(zip(times, self.rest(count), strict=True)) if ours(self._model) else {}}
 
     @torch.inference_mode()
     def rest(self, count: str) -> tuple[float, float]:
@@ -179,7 +175,7 @@ class Child:
 
     def peak(self) -> float:
         """MiB."""
-        return timing.peak_mib()
+        return process_peak_mib()
 
     def sizes(self) -> dict[str, int]:
         """Elements of the weights that our layers multiply by: in the decoder's layers, and in the output's."""

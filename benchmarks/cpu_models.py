@@ -11,18 +11,19 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.cpu_model_child import KINDS, PREFILL
-from benchmarks.cpu_row import EQUAL, MET, Row
-from benchmarks.cpu_timing import Limit, Limits
+from benchmarks.cpu_row import EQUAL, MET, Row, bound
+from layout_kernels.benchmark.limits import Limit, Limits
+from layout_kernels.benchmark.turns import in_turns
 from tools.make_checkpoint import ensure_checkpoint
 from tools.project import ROOT
 
@@ -33,7 +34,7 @@ TARGETS = {"prefill": dict(zip(OURS, (1.8, 5.0), strict=True)), "decode": dict(z
 CASES = {"prefill": f"prefill {PREFILL}", "decode": "decode"}
 # Peaks of the same load differ by some tenths of a percent; `kernels` and this package add 1 % of code to 700 MiB.
 MEMORY_NOISE = 1.02
-STEPS, LEAST_ROUNDS = 8, 3
+STEPS, LEAST_ROUNDS = 8, 2
 Key = tuple[int, str, str]  # threads, prefill or decode, kind
 
 
@@ -102,11 +103,11 @@ class Findings:
         sizes, rest = self.sizes[kind], self.rests[key]
         # The output layer sees the last position only.
         operations = 2 * (sizes["layers"] * tokens + sizes["head"])
-        bound = self.limits[threads].of(2 * (sizes["layers"] + sizes["head"]), operations)
-        bound |= {"limit_us": bound["limit_us"] + rest, "rest": rest}
+        least = bound(self.limits[threads], 2 * (sizes["layers"] + sizes["head"]), operations)
+        least |= {"limit_us": least["limit_us"] + rest, "rest": rest}
         required = stock / (wanted if wanted > 1 else EQUAL)
-        return replace(row, stock=stock, ours=self.times[key], required=required, profile=self.profiles.get(key, ""),
-                       **bound)  # fmt: skip
+        found = {"stock": stock, "ours": self.times[key]}
+        return row.timed(found, required, row.target, profile=self.profiles.get(key, ""), **least)
 
     def memory_row(self, machine: str, threads: int, kind: str) -> Row:
         """The row of the peak of memory."""
@@ -163,24 +164,22 @@ def _compare(findings: Findings, processes: list[Process]) -> None:
 
 def _measure_turns(findings: Findings, processes: list[Process], threads: int, seconds: float, limits: Limits) -> None:
     torch.set_num_threads(threads)
-    before = limits.before()
     for process in processes:
         process.ask(f"threads {threads}")
         process.ask("prefill")
-    end, rounds = time.perf_counter() + seconds, 0
-    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
-        for process in processes if rounds % 2 else reversed(processes):
-            for what, command in (("prefill", "prefill"), ("decode", f"decode {STEPS}")):
-                key = (threads, what, process.kind)
-                findings.times[key] = min(process.ask(command), findings.times.get(key, float("inf")))
-            if process.kind != STOCK:
-                for what, rest in zip(CASES, process.ask(f"rest {STEPS}"), strict=True):
+
+    def measure(_: object) -> dict[str, float]:
+        taken = in_turns([partial(process.ask, f"turn {STEPS}") for process in processes], LEAST_ROUNDS, seconds)
+        for process, turns in zip(processes, taken, strict=True):
+            for kept, name in ((findings.times, "times"), (findings.rests, "rests")):
+                for what in turns[0][name]:
                     key = (threads, what, process.kind)
-                    findings.rests[key] = min(rest, findings.rests.get(key, float("inf")))
-        rounds += 1
-    for limit in (before, limits.after()):
-        best = findings.limits.get(threads, limit)
-        findings.limits[threads] = Limit(max(best.bandwidth, limit.bandwidth), max(best.rate, limit.rate))
+                    kept[key] = min(kept.get(key, float("inf")), *(turn[name][what] for turn in turns))
+        return {}
+
+    _, limit = limits.around(measure, sys.maxsize)
+    best = findings.limits.get(threads, limit)
+    findings.limits[threads] = Limit(max(best.bandwidth, limit.bandwidth), max(best.rate, limit.rate))
 
 
 def _profile(findings: Findings, processes: list[Process], rows: list[Row], keys: list[Key]) -> None:

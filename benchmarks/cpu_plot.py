@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu_row import Row
+from layout_kernels.benchmark.plot import COLOURS, draw
 
-WIDTH, HEIGHT = 9.0, 2.9  # inches of the page and of a line of panels; 100 dots an inch
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = {"color": "black", "linewidth": 1, "linestyle": ":"}
 MLP, MODEL, NORM = "rms_norm_mlp ", "SmolLM2-135M ", "rms_norm"
 
@@ -35,30 +34,13 @@ def panels(rows: list[Row]) -> dict[str, list[Row]]:
 
 def write_plot(rows: list[Row], path: Path) -> None:
     """Draw all panels into one file."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    found = panels(rows)
-    lines = max(1, -(-len(found) // 2))
-    figure = Figure(figsize=(WIDTH, HEIGHT * lines + 0.4), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    for index, (title, members) in enumerate(found.items()):
-        axes = figure.add_subplot(lines, 2 if len(found) > 1 else 1, index + 1)
-        if members[0].case.startswith(MLP):
-            _mlp(axes, members)
-        elif members[0].case.startswith(MODEL):
-            _models(axes, members)
-        else:
-            _norms(axes, members)
-        _finish(axes, title)
-    figure.suptitle("Speed over stock transformers (1 = as fast), dotted: target", fontsize=11)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "cpu"}):
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    drawn = {title: partial(_panel, rows=members) for title, members in panels(rows).items()}
+    draw(path, "Speed over stock transformers (1 = as fast), dotted: target", drawn)
 
 
-def _finish(axes: Any, title: str) -> None:
-    axes.set_title(title, fontsize=10)
+def _panel(axes: Any, rows: list[Row]) -> None:
+    kinds = {MLP: _mlp, MODEL: _models}
+    next((kinds[kind] for kind in kinds if rows[0].case.startswith(kind)), _norms)(axes, rows)
     axes.set_yscale("log", base=2)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.8), max(high * 1.15, 2.5))

@@ -19,13 +19,12 @@ import os
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "torch-ext")]
-_PACKAGES = ("torch", "triton", "transformers", "liger-kernel", "kernels")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -34,13 +33,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.0, help="after which nothing new is begun (default: 8)")
     parser.add_argument("--interpret", action="store_true", help="try the script without a GPU, on small cases")
     return parser.parse_args(argv)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def _numerics(folder: Path, end: float) -> dict[str, str]:
@@ -83,35 +75,42 @@ def _check(arguments: argparse.Namespace, end: float) -> int:
     numerics = _tried() if arguments.interpret else _numerics(arguments.output, end)
     print(f"numerics: {numerics}", flush=True)
 
-    from tools.device import measuring, report, timing
+    from layout_kernels.benchmark.limits import machine_limits
+    from layout_kernels.benchmark.load import LoadPlugin
+    from layout_kernels.benchmark.turns import LIMIT
+    from layout_kernels.numerics.environment import environment
+    from layout_kernels.numerics.report import coverage, new_payload, verdict
+    from tools.device import measuring, report
 
     plan = measuring.SMALL if arguments.interpret else measuring.FULL
-    rows = [*_shown(measuring.norm_rows(plan, end)), *_shown(measuring.mlp_rows(plan, end))]
+    watch = LoadPlugin(plan.device)
+    reading = watch.start(plan.device)
+    cases = chain(measuring.norm_cases(plan), measuring.mlp_cases(plan))
+    rows = [_shown(case.measure(plan.device, end)) for case in cases]
     name = "interpreted on a CPU" if arguments.interpret else torch.cuda.get_device_name()
-    payload: dict[str, Any] = {
+    payload = new_payload("device_check", sys.argv, None, environment(plan.device), {"minutes": arguments.minutes})
+    payload |= {
         "device": name,
-        "versions": ", ".join(f"{package} {_version(package)}" for package in _PACKAGES),
         "numerics": numerics,
-        "copy_bytes_per_second": timing.copy_bandwidth(plan.device),
-        "peak_bytes_per_second": timing.peak_bandwidth(name),
-        "verdicts": [] if arguments.interpret else report.verdicts(rows, timing.peak_bandwidth(name)),
+        "disturbance": watch.stop(reading).disturbance(LIMIT),
+        "copy_bytes_per_second": machine_limits(plan.device, ())["copy_bytes_per_second"],
+        "peak_bytes_per_second": report.peak_bandwidth(name),
+        "verdicts": [] if arguments.interpret else report.verdicts(rows, report.peak_bandwidth(name)),
+        "coverage": coverage(map(vars, rows)),
     }
-    report.write(arguments.output, payload, rows)
-    wrong = [row for row in rows if row.contender in ("layout-kernels", "composed") and row.reason.startswith("wrong")]
-    missed = [item for item in payload["verdicts"] if not item["met"]]
-    failed = [mode for mode, how in numerics.items() if how != "passed"]
-    print(
-        f"{len(rows)} measurements; {len(wrong)} of ours wrong, {len(missed)} targets missed, "
-        f"{len(failed)} numerics failed"
-    )
-    return 1 if wrong or missed or failed else 0
+    wrong = sum(row.contender in ("layout-kernels", "composed") and row.status == "failed" for row in rows)
+    missed = sum(not item["met"] for item in payload["verdicts"])
+    failed = sum(how != "passed" for how in numerics.values())
+    payload["success"] = not (wrong or missed or failed)
+    payload["error"] = f"{wrong} of ours failed, {missed} targets missed, {failed} numerics failed"
+    print("\n".join([*report.write(arguments.output, payload, rows), verdict(payload)]))
+    return 0 if payload["success"] else 1
 
 
-def _shown(rows: Any) -> Any:
-    for row in rows:
-        took = f"{row.seconds * 1e6:.1f} us" if row.seconds else row.reason
-        print(f"{row.kind:20} {row.problem:6} {row.contender:30} {took}", flush=True)
-        yield row
+def _shown(row: Any) -> Any:
+    took = f"{row.seconds * 1e6:.1f} us" if row.seconds else row.reason
+    print(f"{row.kind:20} {row.problem:6} {row.contender:30} {took}", flush=True)
+    return row
 
 
 def main(argv: list[str] | None = None) -> int:

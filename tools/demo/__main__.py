@@ -109,6 +109,9 @@ def print_table(costs: tuple[timing.LoadCost, timing.LoadCost], prefill: timing.
     print(f"\n{'':24}{'stock':>10}{'ours':>10}   ratio, above 1: ours is better ({torch.get_num_threads()} threads)")
     for label, first, second, ratio in rows:
         print(f"{label:24}{first:10.2f}{second:10.2f}   x{ratio:.2f}")
+    for name, speed in (("prefill", prefill), ("decode", decode)):
+        if speed.disturbance:
+            print(f"  {name} was disturbed: {speed.disturbance}")
     print()
 
 

@@ -197,7 +197,7 @@ def _described(comparison: Comparison, row: dict[str, Any], base: str) -> dict[s
         "invalid_because": comparison.invalid_because,
         "speedup": speedup if comparison.valid else None,
         "drift": comparison.drift,
-        "baseline_rounds": comparison.baseline_rounds,
+        "baseline_turns": comparison.baseline_turns,
         "load": comparison.load,
         "discarded": comparison.discarded,
         "calls_per_graph": GRAPH_CALLS,

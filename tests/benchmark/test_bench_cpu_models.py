@@ -13,10 +13,10 @@ import torch
 from benchmarks import cpu_model_child, cpu_models, cpu_report
 from benchmarks.cpu_model_child import KINDS
 from benchmarks.cpu_row import LIMIT, MET, MISSED
-from benchmarks.cpu_timing import Limit
+from layout_kernels.benchmark.limits import Limit
 from layout_kernels.layers import Linear
 
-LIMITS = Limit(bandwidth=2e4, rate=1e5)
+LIMITS = Limit(bandwidth=2e10, rate=1e11)
 
 
 def findings() -> cpu_models.Findings:
@@ -76,7 +76,7 @@ def test_the_rest_is_what_is_spent_outside_of_our_layers(monkeypatch: pytest.Mon
             now[0] += self.seconds
             return x
 
-    monkeypatch.setattr(cpu_model_child, "clock", lambda: lambda: now[0])
+    monkeypatch.setattr(cpu_model_child, "processor_clock", lambda: lambda: now[0])
     layout = Slow(10.0, is_adopted=True)
     model = torch.nn.Sequential(Slow(1.0), layout, Slow(2.0), layout)
     assert cpu_model_child.ours(model) == [layout]
