@@ -110,6 +110,13 @@ if WeightConverter is not None:
             if len(tensors) > 1:
                 for tensor in tensors:
                     pages.note(tensor)
+            if len(tensors) > 1 and merged.shape != parameter.shape:
+                # Without ignore_mismatched_sizes transformers raises; with it, it would initialise what fits as well.
+                shapes = [tuple(tensor.shape) for tensor in tensors]
+                layout.refuse(
+                    f"the checkpoint has {list(rule.sources)} of shapes {shapes}, which do not make "
+                    f"{tuple(parameter.shape)}: load the stock model, then apply_default_kernels()"
+                )
             layout.note_loaded(rule.target)
             return {full_layer_name: merged}
 

@@ -234,6 +234,7 @@ def settle_all(model: nn.Module, mode: bool | None = None) -> None:
         class_patches.forget_our_classes(model)
     locations.forget()
     converter.forget_conversions(model)
+    class_patches.restore_tied_names(model)
     if mode is not None:
         prepare_for(model)
 

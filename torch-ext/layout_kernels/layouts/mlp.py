@@ -168,7 +168,11 @@ def adopt_mlp(mlp: Any, layer: type[nn.Module], name: str = "", **settings: Any)
     own = sorted(vars(function).items()) if isinstance(function, nn.Module) else []
     plain = tuple((n, v) for n, v in own if isinstance(v, str | bool) and n != "training" and not n.startswith("_"))
     kind = {"packed": finding.packed, "activation": finding.activation, "act_name": act_name, "act": act}
-    settings |= {"act_settings": plain}
+    settings |= {"act_settings": plain, "act_forward": act.forward if isinstance(function, nn.Module) else None}
+    known = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", act_name)
+    settings["idle"] = tuple(child for child in mlp._modules if child not in known)
+    own = sorted((n, v) for n, v in vars(mlp).items() if isinstance(v, str | bool | float))
+    settings["settings"] = tuple((n, v) for n, v in own if n != "training" and not n.startswith("_"))
     adopt(mlp, layer, name, **kind, **settings)
 
 

@@ -174,16 +174,18 @@ def divide(rows: torch.Tensor, *parts: torch.Tensor) -> None:
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, rows, *parts):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(*parts)  # changed in place before the backward: an error, as with separate products
+        ctx.sizes = [len(part) for part in parts]
         ctx.set_materialize_grads(False)
-        rows = rows.detach()
-        if not any(ctx.needs_input_grad[2:]):
-            ctx.mark_non_differentiable(rows)
-        return None if x is None else x.view_as(x), rows
+        rows, seen = rows.detach(), None if x is None else x.view_as(x)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(*parts)  # changed in place before the backward: an error, as with separate products
+        idle = [] if seen is None or ctx.needs_input_grad[0] else [seen]
+        ctx.mark_non_differentiable(*idle, *([] if any(ctx.needs_input_grad[2:]) else [rows]))
+        return seen, rows
 
     @staticmethod
     def backward(ctx, grad_x, grad):  # type: ignore[no-untyped-def]
-        sizes = [len(part) for part in ctx.saved_tensors]
+        sizes, _ = ctx.sizes, ctx.saved_tensors
         # Each a gradient of its own, that can be freed, resized and changed without the others.
         grads = [None] * len(sizes) if grad is None else [part.clone() for part in grad.split(sizes)]
         return grad_x, None, *(g if need else None for g, need in zip(grads, ctx.needs_input_grad[2:], strict=True))

@@ -218,6 +218,24 @@ def forget_our_classes(model: nn.Module) -> None:
             )
 
 
+def restore_tied_names(model: Any) -> None:
+    """Let ``all_tied_weights_keys`` name parameters that are there: layouts had other names (Zamba's shared block).
+
+    Source: transformers 5.22.2, ``modeling_utils.py`` (``post_init``).
+    """
+    for module in [*model.modules()][::-1]:  # children first, as they were built
+        names = vars(module).get("all_tied_weights_keys")
+        if not names or {*names, *names.values()} <= {
+            name for name, _ in module.named_parameters(remove_duplicate=False)
+        }:
+            continue
+        names = module.get_expanded_tied_weights_keys(all_submodels=False)
+        for path, child in module.named_children():
+            own = getattr(child, "all_tied_weights_keys", None) or {}
+            names |= {f"{path}.{target}": f"{path}.{source}" for target, source in own.items()}
+        module.all_tied_weights_keys = names
+
+
 def _recorded(recorder: Any, stock: dict[type, type]) -> Any:
     target = getattr(recorder, "target_class", None)
     if isinstance(target, type):
