@@ -36,7 +36,7 @@ def test_an_operation_with_other_arguments_that_returns_a_mapping_is_proven(tmp_
     assert [row["parameters"]["size"] for row in report["cases"]] == [3, 13, 7]
     assert report["cases"][1]["reason"] == "size 13 is not taken"
     assert report["selection"][0]["excluded"] == {"toy.gone": "absent"}
-    assert (report["schema_version"], report["kind"], report["revision"]) == (2, "numerics", "abc")
+    assert (report["schema_version"], report["kind"], report["revision"]) == (3, "numerics", "abc")
     assert report["environment"]["processor"]
     text = path.with_suffix(".md").read_text()
     assert "toy.gone: absent" in text
