@@ -7,8 +7,6 @@ and the lowest peak of several sets of processes count. Tokens are compared, as 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,16 +14,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.cpu_model_child import KINDS, PREFILL
 from benchmarks.cpu_row import EQUAL, MET, Row, bound
+from benchmarks.model_process import KINDS, PREFILL, Process
 from layout_kernels.benchmark.limits import Limit, Limits
 from layout_kernels.benchmark.turns import in_turns
 from tools.make_checkpoint import ensure_checkpoint
-from tools.project import ROOT
 
 NAME = "SmolLM2-135M"
 STOCK, OURS = KINDS[0], KINDS[1:]
@@ -36,47 +32,6 @@ CASES = {"prefill": f"prefill {PREFILL}", "decode": "decode"}
 MEMORY_NOISE = 1.02
 STEPS, LEAST_ROUNDS = 8, 2
 Key = tuple[int, str, str]  # threads, prefill or decode, kind
-
-
-class Process:
-    """A process of benchmarks/cpu_model_child.py."""
-
-    def __init__(self, kind: str, checkpoint: Path, threads: int) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
-        command = [sys.executable, "-m", "benchmarks.cpu_model_child", kind, str(checkpoint), str(threads)]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        self.kind = kind
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-    def answer(self) -> Any:
-        """The next answer.
-
-        Raises:
-            RuntimeError: the process ended; the end of its output is in the message.
-        """
-        assert self._process.stdout is not None  # noqa: S101
-        for line in self._process.stdout:
-            if line.startswith('{"answer"'):
-                return json.loads(line)["answer"]
-        self._errors.seek(0)
-        last = " ".join(self._errors.read().strip().splitlines()[-3:])
-        raise RuntimeError(f"the process of {self.kind} ended: {last}")
-
-    def ask(self, command: str) -> Any:
-        """The answer to one command."""
-        assert self._process.stdin is not None  # noqa: S101
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self.answer()
 
 
 @dataclass
@@ -142,7 +97,9 @@ def model_rows(machine: str, options: argparse.Namespace, native_bf16: bool, lim
 def _measure_set(findings: Findings, processes: list[Process], options: argparse.Namespace, limits: Limits) -> None:
     """Measure fresh processes of each variant in turns."""
     for process in processes:
-        findings.peaks[process.kind] = min(process.answer(), findings.peaks.get(process.kind, float("inf")))
+        findings.peaks[process.kind] = min(
+            process.answer()["peak_mib"], findings.peaks.get(process.kind, float("inf"))
+        )
     if not findings.sizes:
         findings.sizes = {process.kind: process.ask("sizes") for process in processes}
         _compare(findings, processes)

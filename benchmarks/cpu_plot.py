@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,12 @@ def write_plot(rows: list[Row], path: Path) -> None:
 
 
 def _panel(axes: Any, rows: list[Row]) -> None:
-    kinds = {MLP: _mlp, MODEL: _models}
-    next((kinds[kind] for kind in kinds if rows[0].case.startswith(kind)), _norms)(axes, rows)
+    if rows[0].case.startswith(MLP):
+        _mlp(axes, rows)
+    elif rows[0].case.startswith(MODEL):
+        _bars(axes, rows, _variant, "machine")
+    else:
+        _bars(axes, rows, _short, "dtype")
     axes.set_yscale("log", base=2)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.8), max(high * 1.15, 2.5))
@@ -78,34 +82,20 @@ def _rows(row: Row) -> int:
     return int(row.case.split()[-1])
 
 
-def _norms(axes: Any, rows: list[Row]) -> None:
-    """Bars by dtype for each shape."""
-    names = list(dict.fromkeys(_short(row.case) for row in rows))
-    _bars(axes, names, {dtype: [row for row in rows if row.dtype == dtype] for dtype in _seen(r.dtype for r in rows)},
-          lambda row: _short(row.case))  # fmt: skip
-
-
-def _models(axes: Any, rows: list[Row]) -> None:
-    """Bars by machine for each variant."""
-    names = list(dict.fromkeys(_variant(row.case) for row in rows))
-    groups = {machine: [row for row in rows if row.machine == machine] for machine in _seen(r.machine for r in rows)}
-    _bars(axes, names, groups, lambda row: _variant(row.case))
-
-
-def _bars(axes: Any, names: list[str], groups: dict[str, list[Row]], name_of: Any) -> None:
+def _bars(axes: Any, rows: list[Row], name_of: Callable[[str], str], group_of: str) -> None:
+    """Bars for each case, in the colour of their group."""
+    names = list(dict.fromkeys(name_of(row.case) for row in rows))
+    groups = list(dict.fromkeys(getattr(row, group_of) for row in rows))
     width = 0.8 / len(groups)
-    for index, (group, members) in enumerate(groups.items()):
-        left = [names.index(name_of(row)) - 0.4 + index * width for row in members]
+    for index, group in enumerate(groups):
+        members = [row for row in rows if getattr(row, group_of) == group]
+        left = [names.index(name_of(row.case)) - 0.4 + index * width for row in members]
         heights = [row.speedup for row in members]
         axes.bar(left, heights, width, align="edge", color=COLOURS[index % len(COLOURS)], label=group)
         for start, row in zip(left, members, strict=True):
             if row.wanted:
                 axes.plot([start, start + width], [row.wanted] * 2, **{**STYLES, "linewidth": 1.6})
     axes.set_xticks(range(len(names)), names)
-
-
-def _seen(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(values))
 
 
 def _short(case: str) -> str:

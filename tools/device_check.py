@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "torch-ext")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import tools  # noqa: F401, which adds the package of this tree
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -37,19 +36,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _numerics(folder: Path, end: float) -> dict[str, str]:
     """How the numerics of each mode ended; each runs in a process of its own, since a device is bound once."""
-    found = {}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
-    for mode in ("eager", "cudagraph"):
-        report = folder / f"numerics_{mode}.json"
-        command = [sys.executable, "-m", "layout_kernels.numerics", "--device", "cuda", "--mode", mode]
-        command += ["--output", str(report)]
-        try:
-            left = max(1.0, (end - time.monotonic()) / 2)
-            done = subprocess.run(command, env=environment, timeout=left, check=False)
-            found[mode] = "passed" if done.returncode == 0 else f"FAILED, status {done.returncode}: {report.name}"
-        except subprocess.TimeoutExpired:
-            found[mode] = "FAILED, out of time"
-    return found
+    from tools.npu_check import check, in_a_process
+
+    def run(command: str, words: list[str]) -> int:
+        return in_a_process(command, words, max(1.0, (end - time.monotonic()) / 2))
+
+    steps = check(("eager", "cudagraph"), folder, run, device="cuda", commands=("numerics",))
+    return {step.mode: step.reason or step.status for step in steps}
 
 
 def _tried() -> dict[str, str]:

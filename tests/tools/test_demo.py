@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.model_process import Process
 from layout_kernels.benchmark.memory import process_peak_mib
 from tools import make_checkpoint
 from tools.demo import __main__ as demo
@@ -130,7 +131,7 @@ def test_speeds_are_tokens_over_medians_taken_in_turns() -> None:
 
 
 def test_the_peak_of_a_process_is_its_own_and_not_its_parents() -> None:
-    code = "from layout_kernels.benchmark.memory import process_peak_mib; import torch; print(process_peak_mib())"
+    code = "import tools, torch; from layout_kernels.benchmark import memory; print(memory.process_peak_mib())"
     ballast = b"x" * (2 << 30)  # every byte is written, so this process now holds more than a child that imports torch
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert float(printed) < len(ballast) / 2**20 < process_peak_mib()
@@ -152,8 +153,8 @@ def test_decoding_goes_on_after_the_prompt_one_token_a_step(model: LlamaForCausa
 
 
 def test_a_load_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"stock model failed[\s\S]*absent"):
-        timing.measure_load("stock", tmp_path / "absent")
+    with Process("stock", tmp_path / "absent", 1) as process, pytest.raises(RuntimeError, match=r"of stock .*absent"):
+        process.answer()
 
 
 def test_a_checkpoint_in_the_cache_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,10 +225,10 @@ def test_the_demo_ends_with_its_line_and_fails_when_a_position_differs(
     if broken:
         with torch.no_grad():
             ours.model.layers[0].post_attention_layernorm.weight.zero_()
-    cost = timing.LoadCost(seconds=1.0, peak_mib=1.0)
+    cost = {"seconds": 1.0, "peak_mib": 1.0}
     monkeypatch.setattr(demo, "build", lambda output: [])
     monkeypatch.setattr(demo, "ensure_checkpoint", lambda: Path("unused"))
-    monkeypatch.setattr(demo, "measure_costs", lambda checkpoint: (cost, cost))
+    monkeypatch.setattr(demo, "measure_costs", lambda checkpoint: [cost, cost])
     monkeypatch.setattr(demo.models, "use_local_build", lambda: None)
     monkeypatch.setattr(demo.models, "load_stock", lambda checkpoint: model)
     monkeypatch.setattr(demo.models, "load_with_kernels", lambda checkpoint: ours)

@@ -13,6 +13,7 @@ from torch import nn
 
 from tools.project import ROOT, read_project
 
+QUESTION = "Explain in a few sentences why the sky is blue."
 DTYPE = torch.bfloat16
 NORM_KEY = "RMSNorm"
 FUSION_KEY = (("RMSNorm", "model.layers.*.post_attention_layernorm"), ("MLP", "model.layers.*.mlp"))
@@ -31,6 +32,15 @@ def use_local_build(folder: Path = ROOT / "build") -> None:
     # It warns that a build of uncommitted sources cannot be reproduced: true of what is published, noise here.
     logging.getLogger("kernels.validate").setLevel(logging.ERROR)
     os.environ["LOCAL_KERNELS"] = f"{repository()[0]}={folder}"
+
+
+def encode(tokenizer: Any) -> torch.Tensor:
+    """The question in the model's chat form [1, T]."""
+    messages = [{"role": "user", "content": QUESTION}]
+    encoded = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    return encoded["input_ids"]
 
 
 def load_stock(checkpoint: Path) -> nn.Module:

@@ -1,30 +1,21 @@
-"""Speed of two models side by side, and what loading one costs.
+"""Speed of two models side by side.
 
 Speeds are taken in one process, the two models in turn (decoding changes over after each token), so that whatever else
 the machine does hits both; a ratio is the median of the turns' own ratios.
-Loading and peak memory are taken in a fresh process for each model, since memory that one model took would hide what
-the other needs.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from layout_kernels.benchmark.memory import process_peak_mib
-from layout_kernels.benchmark.timers import Burst, seconds_of
+from layout_kernels.benchmark.timers import Burst
 from layout_kernels.benchmark.turns import medians
-from tools.project import ROOT
 
 PREFILL_TOKENS = 512
 # Each model has two turns a round.
@@ -40,14 +31,6 @@ class Speed:
     ours: float
     ratio: float
     disturbance: str | None = None
-
-
-@dataclass(frozen=True)
-class LoadCost:
-    """What a fresh process needs to load one model and answer: seconds of loading, peak of memory in MiB."""
-
-    seconds: float
-    peak_mib: float
 
 
 @torch.inference_mode()
@@ -81,34 +64,3 @@ def measure_speeds(stock: nn.Module, ours: nn.Module, prompt: torch.Tensor) -> t
         beside(partial(prefill, stock, long), partial(prefill, ours, long), PREFILL_TOKENS, PREFILL_ROUNDS),
         beside(decode_stepper(stock, prompt), decode_stepper(ours, prompt), 1, DECODE_ROUNDS),
     )
-
-
-def measure_load(kind: str, checkpoint: Path) -> LoadCost:
-    """Load cost of the model `kind` ("stock" or "kernels") in a process of its own.
-
-    Raises:
-        RuntimeError: if that process fails; its output is in the message.
-    """
-    command = [sys.executable, "-m", "tools.demo.timing", kind, str(checkpoint)]
-    result = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"loading the {kind} model failed in a process of its own:\n{result.stderr.strip()}")
-    return LoadCost(**json.loads(result.stdout.splitlines()[-1]))
-
-
-def main(kind: str, checkpoint: Path) -> None:
-    """Body of the process that `measure_load` starts: load, answer a little, print the cost as JSON."""
-    import transformers
-
-    from tools.demo import models
-
-    transformers.utils.logging.disable_progress_bar()
-    load = {"stock": models.load_stock, "kernels": models.load_with_kernels}[kind]
-    loaded: list[nn.Module] = []
-    seconds = seconds_of(lambda: loaded.append(load(checkpoint)), time.perf_counter)
-    decode_stepper(loaded[0], torch.arange(PREFILL_TOKENS).reshape(1, -1))()
-    print(json.dumps({"seconds": seconds, "peak_mib": process_peak_mib()}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
