@@ -178,6 +178,23 @@ def test_unusual_classes_get_their_layer_and_are_copied_as_they_say(cls: Any) ->
     assert type(copy.deepcopy(mlp)) is (nn.Identity if cls is SaysHow else type(mlp))
 
 
+class TakesMore(LlamaMLP):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return scale * super().forward(x)
+
+
+class TakesAnything(LlamaMLP):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("cls", [TakesMore, TakesAnything])
+def test_an_mlp_that_takes_more_than_its_input_is_left_alone(cls: Any) -> None:
+    model = nn.ModuleDict({"mlp": cls(tf.LlamaConfig(**TEXT))})
+    with pytest.raises(RuntimeError, match=f"{cls.__name__}.forward takes .*, expected one tensor"):
+        kp.apply_kernel("cpu_fused_swiglu", model=model)
+
+
 def test_classes_are_sub_and_super_as_stock_s(way: Way, kernel: Any, folder: Path) -> None:
     stock, model = pair(folder, way, kernel)
     first, second = type(stock.model.layers[0].mlp), type(model.model.layers[0].mlp)

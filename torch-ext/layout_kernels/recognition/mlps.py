@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,6 +122,9 @@ def _find_mlp(module: nn.Module) -> MLPFinding:
         return MLPFinding(
             None, reason=f"{name} is no plain gated MLP: {given}, each of {projections} must be an nn.Linear"
         )
+    taken = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    if len(taken) != 1 or taken[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return MLPFinding(None, reason=f"{name}.forward takes {list(map(str, taken))}, expected one tensor")
     extra = [n for n, p in module.named_parameters() if n.partition(".")[0] not in projections]
     if extra:
         return MLPFinding(None, reason=f"{name} has parameters besides {projections}: {extra}")
