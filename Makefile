@@ -77,4 +77,5 @@ clean:
 
 -include tools/native/native.mk
 -include tools/version_matrix/version_matrix.mk
+-include tools/mutation/mutation.mk
 -include tools/check_cuda/check_cuda.mk

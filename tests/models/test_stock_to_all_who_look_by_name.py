@@ -16,11 +16,18 @@ from accelerate.utils.dataclasses import get_module_class_from_name
 from layout_kernels import kernel_plugins as kp
 from tests.support.loads import load, ref
 from tests.support.observed import TREES, ours
-from tests.support.pairs import EVERY_WAY, Way, with_kernels
+from tests.support.pairs import EVERY_WAY, TWO_WAYS, Way, with_kernels
 from tests.support.tiny import save_family
 
 NOT_FUSED = ("olmo2", "deepseek_v3")  # the norm before the MLP belongs to no pair in every layer
-CASES = [(name, way) for name in TREES for way in EVERY_WAY if not (name in NOT_FUSED and way[1] == "fusion")]
+# Every way in for one family; each other family once through each door, by the keys that use all of its layers; and
+# the keys of its own for what is loaded otherwise: packed products, weights offset by one, a norm after the MLP.
+OWN_KEYS = {"phi3": ("MLP", "fusion"), "gemma2": ("norm", "fusion"), "olmo2": ("norm", "MLP")}
+CASES = [
+    *(("llama", way) for way in EVERY_WAY),
+    *((name, way) for name in TREES if name != "llama" for way in (*TWO_WAYS, ("by hand", "norm and fusion"))),
+    *((name, ("inside", kind)) for name, kinds in OWN_KEYS.items() for kind in kinds),
+]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join((case[0], *case[1])))
@@ -43,9 +50,14 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _folders[name]
 
 
+_stock: dict[str, Any] = {}
+
+
 @pytest.fixture(scope="module")
 def stock(name: str, folder: Path) -> Any:
-    return load(TREES[name], folder, None)
+    if name not in _stock:
+        _stock[name] = load(TREES[name], folder, None)
+    return _stock[name]
 
 
 @pytest.fixture(scope="module")
@@ -146,18 +158,18 @@ def test_weight_decay_by_name_takes_what_it_takes_of_stock(stock: Any, model: An
     assert not any("layernorm" in name for name in first)
 
 
-@pytest.mark.parametrize("part", ["mlp", "norm", "layers.1.", "gate", "up_proj.weight", "down_proj"])
-def test_freezing_by_name_freezes_what_it_freezes_of_stock(part: str, stock: Any, model: Any) -> None:
-    first, second = ([(n, p.numel()) for n, p in m.named_parameters() if part in n] for m in (stock, model))
-    assert second == first
-    assert first
-    for each in (stock, model):
-        for name, _ in first:
-            each.get_parameter(name).requires_grad_(False)
-    counts = [m.num_parameters(only_trainable=True) for m in (stock, model)]
-    for each in (stock, model):
-        each.requires_grad_(True)
-    assert counts[0] == counts[1] == stock.num_parameters() - sum(size for _, size in first)
+def test_freezing_by_name_freezes_what_it_freezes_of_stock(stock: Any, model: Any) -> None:
+    for part in ("mlp", "norm", "layers.1.", "gate", "up_proj.weight", "down_proj"):
+        first, second = ([(n, p.numel()) for n, p in m.named_parameters() if part in n] for m in (stock, model))
+        assert second == first
+        assert first, part
+        for each in (stock, model):
+            for name, _ in first:
+                each.get_parameter(name).requires_grad_(False)
+        counts = [m.num_parameters(only_trainable=True) for m in (stock, model)]
+        for each in (stock, model):
+            each.requires_grad_(True)
+        assert counts[0] == counts[1] == stock.num_parameters() - sum(size for _, size in first), part
 
 
 def test_sizes_that_are_counted_are_stock_s(stock: Any, model: Any) -> None:
@@ -206,8 +218,13 @@ def test_the_guide_s_names_give_the_tensors(model: Any) -> None:
             assert both[0] is None or torch.equal(module.gate_up_proj.bias, torch.cat(both))
 
 
-@pytest.mark.parametrize("kernel_id", [None, "cpu_fused_rmsnorm_mlp", "cpu_fused_rmsnorm", "cpu_fused_swiglu"])
-@pytest.mark.parametrize("family", list(TREES))
+IDS = ("cpu_fused_rmsnorm_mlp", "cpu_fused_rmsnorm", "cpu_fused_swiglu")
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel_id"),
+    [*((family, None) for family in TREES), *((family, one) for family in ("llama", "phi3", "olmo2") for one in IDS)],
+)
 def test_a_live_model_keeps_its_objects(family: str, kernel_id: str | None, tmp_path: Path) -> None:
     model = load(TREES[family], save_family(TREES[family], tmp_path), None)
     before = [(n, id(p), id(p.grad)) for n, p in model.named_parameters()]

@@ -112,18 +112,20 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_what_others_hold_stays_shared(holder: Any, call: str, way: Way, kernel: Any, folder: Path) -> None:
-    stock, model = pair(folder, way, kernel)
-    for each in (stock, model):
-        held = holder(each)
-        CALLS[call](each)
-        with torch.no_grad():
-            for value in held:
-                value *= 0.5
-    assert apart(weights(model), weights(stock)) == 0
-    assert same_logits(model, stock)
+def test_what_others_hold_stays_shared(holder: Any, way: Way, kernel: Any, folder: Path) -> None:
+    both = pair(folder, way, kernel)
+    held = [holder(each) for each in both]
+    for name, call in CALLS.items():
+        before = weights(both[1])
+        for each, values in zip(both, held, strict=True):
+            call(each)
+            with torch.no_grad():
+                for value in values:
+                    value *= 0.9
+        assert apart(weights(both[1]), weights(both[0])) == 0, name
+        assert apart(before, weights(both[1])) > 0.05, name
+        assert same_logits(both[1], both[0]), name
 
 
 @pytest.mark.parametrize("holder", HOLDERS)

@@ -32,9 +32,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(LLAMA, tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(params=["norm", "MLP", "norm and fusion", "by hand", "live"])
+@pytest.fixture(scope="module", params=["norm", "MLP", "norm and fusion", "by hand", "live"])
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def both(way: str, kernel: Any, folder: Path) -> tuple[Any, Any]:
+    """The stock model and ours, for who only looks on."""
+    return load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -80,8 +86,8 @@ def test_kernels_that_come_and_go_in_inference_mode_leave_a_model_that_trains(fo
             assert close(p.grad, q.grad), name
 
 
-def test_modules_that_are_called_alone_give_stock_s_result(way: str, kernel: Any, folder: Path) -> None:
-    stock, model = load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)
+def test_modules_that_are_called_alone_give_stock_s_result(both: tuple[Any, Any]) -> None:
+    stock, model = both
     x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for name in ("mlp", "post_attention_layernorm", "input_layernorm"):
@@ -127,9 +133,9 @@ def outcome(call: Call, layer: Any, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("name", ["mlp", "post_attention_layernorm"])
 @pytest.mark.parametrize("who", BYSTANDERS)
 def test_what_is_not_a_plain_call_gives_stock_s_result_or_error(
-    who: str, name: str, is_recorded: bool, way: str, kernel: Any, folder: Path
+    who: str, name: str, is_recorded: bool, both: tuple[Any, Any]
 ) -> None:
-    stock, model = load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)
+    stock, model = both
     x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
     with torch.set_grad_enabled(is_recorded):
         expected, found = (
@@ -145,11 +151,9 @@ def test_what_is_not_a_plain_call_gives_stock_s_result_or_error(
 
 
 @pytest.mark.parametrize("name", ["mlp", "post_attention_layernorm"])
-def test_what_is_exported_or_traced_has_stock_s_weights_and_operators(
-    name: str, way: str, kernel: Any, folder: Path
-) -> None:
+def test_what_is_exported_or_traced_has_stock_s_weights_and_operators(name: str, both: tuple[Any, Any]) -> None:
     x, found = torch.randn(2, 32), []
-    for model in (load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)):
+    for model in both:
         layer = model.model.layers[BLOCK].get_submodule(name)
         program = torch.export.export(layer, (x,))
         assert not program.constants
@@ -176,9 +180,9 @@ HOOKS = (
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("register", HOOKS, ids=lambda register: register.__name__)
-def test_hooks_of_every_module_see_what_they_see_of_stock(register: Hook, way: str, kernel: Any, folder: Path) -> None:
+def test_hooks_of_every_module_see_what_they_see_of_stock(register: Hook, both: tuple[Any, Any]) -> None:
     seen: list[list[str]] = []
-    for model in (load(LLAMA, folder, None), with_layers("llama", folder, way, kernel)):
+    for model in both:
         paths = {id(module): path for path, module in model.named_modules()}
         seen.append([])
         handle = register(lambda module, *_, paths=paths: seen[-1].append(paths.get(id(module), "?")))

@@ -7,12 +7,12 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from layout_kernels import gated_activation, gated_rms_norm, rms_norm, rms_norm_mlp
-from layout_kernels.dispatch.runtime import RUNTIME
+from layout_kernels.dispatch.runtime import RUNTIME, prepared
 from layout_kernels.numerics.cases import LAYOUTS, lay_out
 from layout_kernels.ops.gated_activation import ACTIVATIONS
 from layout_kernels.ops.gated_rms_norm import FLAVOURS as GATED_FLAVOURS
 from layout_kernels.ops.gated_rms_norm import ORDERS
-from layout_kernels.ops.rms_norm import FLAVOURS
+from layout_kernels.ops.rms_norm import FLAVOURS, reference
 from layout_kernels.ops.rms_norm import operator as rms_norm_operator
 from layout_kernels.ops.rms_norm_mlp import mlp_of_parts
 
@@ -211,6 +211,26 @@ def test_checkpointed_gradients_equal_plain_ones():
     expected = torch.autograd.grad(rms_norm(x, weight).sum(), (x, weight))
     found = torch.autograd.grad(checkpoint(rms_norm, x, weight, use_reentrant=False).sum(), (x, weight))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_weight_s_gradient_is_of_the_norm_as_the_forward_rounded_it():
+    x, weight = torch.randn(1, 64, generator=torch.Generator().manual_seed(3)).bfloat16(), torch.ones(64)
+    for backward in prepared("rms_norm_backward", "cpu").function, reference.rms_norm_backward:
+        for flavour in FLAVOURS:
+            _, found = backward(torch.ones(1, 64), x, weight, 1e-6, flavour, False, True)
+            # One row and a gradient of one: the norm itself, which cast_then_scale has in bfloat16.
+            assert torch.equal(found, found.bfloat16().float()) == (flavour == "cast_then_scale")
+
+
+def test_autocast_leaves_float64_as_stock_does():
+    x, gate_up, down = double(2, 4), double(6, 4, seed=1), double(4, 3, seed=2)
+    expected = rms_norm_mlp(x, None, gate_up, down, flavour="none")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.nn.functional.linear(x, gate_up).dtype is torch.float64
+        found = rms_norm_mlp(x, None, gate_up, down, flavour="none")
+        parts = mlp_of_parts(x, *gate_up.chunk(2), down)
+    assert torch.equal(found, expected)
+    assert torch.equal(parts, expected)
 
 
 @pytest.mark.parametrize("cached", [torch.bfloat16, torch.float16])

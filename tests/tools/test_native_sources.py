@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,58 +76,47 @@ def test_every_file_of_the_tree_that_the_compiler_reads_is_a_source(unit: Path) 
     assert of_the_tree <= set(compiling.sources())
 
 
-def compiled(folder: Path) -> bytes:
-    folder.mkdir()
-    return compiling._object("g++", BINDING, "identifier", False, folder).read_bytes()
-
-
 def headers_read(unit: Path) -> set[Path]:
     command = ["g++", "-M", *compiling._flags(unit, "identifier", sanitize=False), str(unit)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {Path(word) for word in printed.partition(":")[2].replace("\\\n", " ").split()}
 
 
-def copy_of_torch(folder: Path) -> Path:
-    """The part of torch that the compiler reads, as another virtual environment would have it."""
+def links_to_torch(folder: Path) -> Path:
+    """The part of torch that the compiler reads, in another environment: each file a link into a store, as some
+    installers leave it."""
     torch = compiling.torch_folder()
     for file in [*headers_read(BINDING), torch / "version.py"]:
         if file.is_relative_to(torch):
-            target = folder / "torch" / file.relative_to(torch)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, target)
-    return folder / "torch"
-
-
-def links_to_torch(folder: Path) -> Path:
-    """The same with each file a link into a store, as some installers leave it."""
-    copy = copy_of_torch(folder / "a store with a name of its own")
-    for file in [path for path in copy.rglob("*") if path.is_file()]:
-        target = folder / "v" / "torch" / file.relative_to(copy)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(file)
+            store = folder / "a store with a name of its own" / file.relative_to(torch)
+            target = folder / "v" / "torch" / file.relative_to(torch)
+            for place in (store, target):
+                place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, store)
+            target.symlink_to(store)
     return folder / "v" / "torch"
 
 
-@pytest.mark.parametrize("place", [copy_of_torch, links_to_torch])
-def test_the_same_tree_gives_the_same_bytes_wherever_torch_lies(
-    place: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+COMPILE = """
+import sys
+from pathlib import Path
+from tools.native import compile as compiling
+compiling.torch_folder = lambda: Path(sys.argv[2])
+print(compiling._object("g++", compiling.BINDING / "torch_binding.cpp", "identifier", False, Path(sys.argv[1])))
+"""
+
+
+def test_the_same_tree_gives_the_same_bytes_wherever_it_and_torch_lie(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = compiled(tmp_path / "here")
-    elsewhere = place(tmp_path / "elsewhere")
-    monkeypatch.setattr(compiling, "torch_folder", lambda: elsewhere)
-    assert any(path.is_relative_to(elsewhere) for path in headers_read(BINDING))
-    assert compiled(tmp_path / "there") == here
-    for name in (str(tmp_path), str(ROOT), sys.prefix, sys.base_prefix):
-        assert name.encode() not in here
-
-
-def test_the_same_tree_gives_the_same_bytes_wherever_it_lies(tree: Path, tmp_path: Path) -> None:
-    here = compiled(tmp_path / "here")
-    (tmp_path / "there").mkdir()
-    code = (
-        "import sys; from pathlib import Path; from tools.native import compile as c; "
-        "print(c._object('g++', c.BINDING / 'torch_binding.cpp', 'identifier', False, Path(sys.argv[1])))"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "there")]
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here = compiling._object("g++", BINDING, "identifier", False, tmp_path / "here").read_bytes()
+    elsewhere = links_to_torch(tmp_path / "elsewhere")
+    command = [sys.executable, "-c", COMPILE, str(tmp_path / "there"), str(elsewhere)]
     there = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True).stdout.strip()
     assert Path(there).read_bytes() == here
+    for name in (str(tmp_path), str(ROOT), sys.prefix, sys.base_prefix):
+        assert name.encode() not in here
+    monkeypatch.setattr(compiling, "torch_folder", lambda: elsewhere)
+    assert any(path.is_relative_to(elsewhere) for path in headers_read(BINDING)), "the other torch was not read"

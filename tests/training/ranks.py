@@ -1,7 +1,11 @@
-"""What two ranks run: ``torchrun --nproc-per-node 2 tests/training/ranks.py MODE CHECKPOINT BUILD``."""
+"""What two ranks run, one mode after the other.
+
+``torchrun --nproc-per-node 2 tests/training/ranks.py BUILD MODE=CHECKPOINT ...``
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -147,11 +151,21 @@ def zero(checkpoint: str, build: str) -> None:
     assert torch.equal(*others)
 
 
-if __name__ == "__main__":
+MODES = {"ddp": ddp, "tp": tp, "fsdp": fsdp, "fsdp1": fsdp1, "zero": zero}
+
+
+def main(build: str, *given: str) -> None:
     dist.init_process_group("gloo")
-    os.environ["LOCAL_KERNELS"] = f"{REPO}={sys.argv[3]}"
-    {"ddp": ddp, "tp": tp, "fsdp": fsdp, "fsdp1": fsdp1, "zero": zero}[sys.argv[1]](*sys.argv[2:])
-    dist.barrier()
-    if dist.get_rank() == 0:
-        print(f"{sys.argv[1]}: ranks agree")
+    os.environ["LOCAL_KERNELS"] = f"{REPO}={build}"
+    for text in given:
+        mode, _, checkpoint = text.partition("=")
+        MODES[mode](checkpoint, build)
+        dist.barrier()
+        gc.collect()  # models of one mode are no blocks of memory in the next
+        if dist.get_rank() == 0:
+            print(f"{text}: ranks agree", flush=True)
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

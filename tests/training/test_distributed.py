@@ -21,17 +21,30 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize(
-    ("mode", "rows"), [("ddp", 48), ("tp", 48), ("fsdp", 48), ("fsdp", 47), ("fsdp1", 48), ("zero", 48)]
-)
-def test_ranks_agree_with_one_process(mode: str, rows: int, built_kernel: Path, tmp_path: Path) -> None:
-    """Also with rows of gate and up that two ranks cannot divide."""
-    folder = save_family(
-        replace(FAMILIES["llama"], build=_causal("Llama", mlp_bias=True, intermediate_size=rows)), tmp_path
-    )
-    done = torchrun("tests/training/ranks.py", mode, str(folder), str(built_kernel))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"{mode}: ranks agree" in done.stdout
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Checkpoints by the rows of gate and up; 47 are rows that two ranks cannot divide."""
+    found = {}
+    for rows in (48, 47):
+        family = replace(FAMILIES["llama"], build=_causal("Llama", mlp_bias=True, intermediate_size=rows))
+        found[rows] = save_family(family, tmp_path_factory.mktemp(f"rows{rows}"))
+    return found
+
+
+CASES = [("ddp", 48), ("tp", 48), ("fsdp", 48), ("fsdp", 47), ("fsdp1", 48), ("zero", 48)]
+
+
+@pytest.fixture(scope="module")
+def done(built_kernel: Path, folders: dict[int, Path]) -> subprocess.CompletedProcess[str]:
+    """One start of the two ranks, which takes longer than what they compute."""
+    return torchrun("tests/training/ranks.py", str(built_kernel), *(f"{mode}={folders[rows]}" for mode, rows in CASES))
+
+
+@pytest.mark.parametrize(("mode", "rows"), CASES)
+def test_ranks_agree_with_one_process(
+    mode: str, rows: int, done: subprocess.CompletedProcess[str], folders: dict[int, Path]
+) -> None:
+    assert f"{mode}={folders[rows]}: ranks agree" in done.stdout, done.stderr[-3000:]
 
 
 def test_the_fsdp2_example_agrees_with_one_process() -> None:
