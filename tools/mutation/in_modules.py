@@ -16,8 +16,8 @@ FAULTS = (
     Fault(
         "a hook of every module is ignored",
         f"{PACKAGE}/**/plain.py",
-        '        or has_global_hooks()\n        or ("forward" in own',
-        '        or ("forward" in own',
+        "        or has_global_hooks()\n        or not _has_linear_forward",
+        "        or not _has_linear_forward",
         (*LOAD_FAULTS, *OBSERVERS),
     ),
     Fault(
@@ -37,8 +37,8 @@ FAULTS = (
     Fault(
         "another dtype is multiplied where stock raises",
         f"{PACKAGE}/**/gated_mlp.py",
-        "return x.dtype is weight.dtype or _is_any_autocast()",
-        "return True",
+        "return x.dtype is weight.dtype or (_is_any",
+        "return True or (_is_any",
         OBSERVERS,
     ),
     Fault(
@@ -99,7 +99,7 @@ FAULTS = (
     ),
     Fault(
         "memory of tied weights is moved",
-        f"{PACKAGE}/**/live.py",
+        f"{PACKAGE}/**/finding.py",
         "for place, count in counts.items() if count > 1}",
         "for place, count in counts.items() if count > 2}",
         (*MEMORY, *LIVE),
