@@ -192,22 +192,11 @@ def for_autocast(tensor: _MaybeTensor, dtype: torch.dtype) -> _MaybeTensor:
     return tensor.to(dtype)
 
 
-def direct(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    eps: float,
-    flavour: str,
-    activation: str,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-) -> torch.Tensor | None:
+def direct(*args: Any) -> torch.Tensor | None:
     """Fast path of `rms_norm_mlp`: the selected implementation's result, or None for what is not the usual case."""
-    if is_direct(x, norm_weight, gate_up, down, gate_up_bias, down_bias) and not _is_any_autocast():
-        args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
-        if _fits(*args):
-            return _forward[device_of(x)](*args)
+    x, norm_weight, gate_up, down, *_, gate_up_bias, down_bias = args
+    if is_direct(x, norm_weight, gate_up, down, gate_up_bias, down_bias) and not _is_any_autocast() and _fits(*args):
+        return _forward[device_of(x)](*args)
     return None
 
 
