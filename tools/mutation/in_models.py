@@ -37,8 +37,8 @@ PROCESS = (
     Fault(
         "recorders of outputs keep our classes",
         f"{PACKAGE}/**/loading.py",
-        "                    recorder.target_class = target\n",
-        "                    pass\n",
+        "                recorded[name] = recorders\n",
+        "",
         REFUSALS,
     ),
     Fault(
