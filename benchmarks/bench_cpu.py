@@ -13,19 +13,18 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from benchmarks.cpu_mlp import mlp_rows
 from benchmarks.cpu_models import model_rows
-from benchmarks.cpu_norms import DTYPES, norm_rows
+from benchmarks.cpu_operations import DTYPES, mlp_rows, norm_rows
 from benchmarks.cpu_report import TITLES, line, profile, status, summary, write
 from benchmarks.cpu_row import Row
-from benchmarks.cpu_timing import Limits
+from layout_kernels.benchmark.limits import Limits
+from layout_kernels.benchmark.load import LoadPlugin
 from layout_kernels.benchmark.memory import keep_freed_memory
 from tools.build_variants import build
 from tools.demo.models import use_local_build
@@ -99,7 +98,7 @@ def run_all(options: argparse.Namespace, arguments: list[str]) -> int:
     """Every machine's rows, the report, and the exit status."""
     from layout_kernels.ops import native  # not at the top: it needs the extension, which the report does not
 
-    start, rows = time.perf_counter(), []
+    reading, rows = LoadPlugin("cpu").start("cpu"), []
     print(f"| {' | '.join(TITLES)} |", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         if "models" in options.groups:
@@ -110,7 +109,7 @@ def run_all(options: argparse.Namespace, arguments: list[str]) -> int:
     print("\n".join(["", *profile(rows), "", summary(rows)]))
     output = options.output or (None if options.quick else RESULTS)
     if output is not None:
-        write(rows, output.resolve(), time.perf_counter() - start)
+        write(rows, output.resolve(), LoadPlugin("cpu").stop(reading))
     return status(rows)
 
 

@@ -7,24 +7,21 @@ and the lowest peak of several sets of processes count. Tokens are compared, as 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.cpu_model_child import KINDS, PREFILL
-from benchmarks.cpu_row import EQUAL, MET, Row
-from benchmarks.cpu_timing import Limit, Limits
+from benchmarks.cpu_row import EQUAL, MET, Row, bound
+from benchmarks.model_process import KINDS, PREFILL, Process
+from layout_kernels.benchmark.limits import Limit, Limits
+from layout_kernels.benchmark.turns import in_turns
 from tools.make_checkpoint import ensure_checkpoint
-from tools.project import ROOT
 
 NAME = "SmolLM2-135M"
 STOCK, OURS = KINDS[0], KINDS[1:]
@@ -33,49 +30,8 @@ TARGETS = {"prefill": dict(zip(OURS, (1.8, 5.0), strict=True)), "decode": dict(z
 CASES = {"prefill": f"prefill {PREFILL}", "decode": "decode"}
 # Peaks of the same load differ by some tenths of a percent; `kernels` and this package add 1 % of code to 700 MiB.
 MEMORY_NOISE = 1.02
-STEPS, LEAST_ROUNDS = 8, 3
+STEPS, LEAST_ROUNDS = 8, 2
 Key = tuple[int, str, str]  # threads, prefill or decode, kind
-
-
-class Process:
-    """A process of benchmarks/cpu_model_child.py."""
-
-    def __init__(self, kind: str, checkpoint: Path, threads: int) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
-        command = [sys.executable, "-m", "benchmarks.cpu_model_child", kind, str(checkpoint), str(threads)]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
-        self.kind = kind
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-    def answer(self) -> Any:
-        """The next answer.
-
-        Raises:
-            RuntimeError: the process ended; the end of its output is in the message.
-        """
-        assert self._process.stdout is not None  # noqa: S101
-        for line in self._process.stdout:
-            if line.startswith('{"answer"'):
-                return json.loads(line)["answer"]
-        self._errors.seek(0)
-        last = " ".join(self._errors.read().strip().splitlines()[-3:])
-        raise RuntimeError(f"the process of {self.kind} ended: {last}")
-
-    def ask(self, command: str) -> Any:
-        """The answer to one command."""
-        assert self._process.stdin is not None  # noqa: S101
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self.answer()
 
 
 @dataclass
@@ -102,11 +58,11 @@ class Findings:
         sizes, rest = self.sizes[kind], self.rests[key]
         # The output layer sees the last position only.
         operations = 2 * (sizes["layers"] * tokens + sizes["head"])
-        bound = self.limits[threads].of(2 * (sizes["layers"] + sizes["head"]), operations)
-        bound |= {"limit_us": bound["limit_us"] + rest, "rest": rest}
+        least = bound(self.limits[threads], 2 * (sizes["layers"] + sizes["head"]), operations)
+        least |= {"limit_us": least["limit_us"] + rest, "rest": rest}
         required = stock / (wanted if wanted > 1 else EQUAL)
-        return replace(row, stock=stock, ours=self.times[key], required=required, profile=self.profiles.get(key, ""),
-                       **bound)  # fmt: skip
+        found = {"stock": stock, "ours": self.times[key]}
+        return row.timed(found, required, row.target, profile=self.profiles.get(key, ""), **least)
 
     def memory_row(self, machine: str, threads: int, kind: str) -> Row:
         """The row of the peak of memory."""
@@ -141,7 +97,9 @@ def model_rows(machine: str, options: argparse.Namespace, native_bf16: bool, lim
 def _measure_set(findings: Findings, processes: list[Process], options: argparse.Namespace, limits: Limits) -> None:
     """Measure fresh processes of each variant in turns."""
     for process in processes:
-        findings.peaks[process.kind] = min(process.answer(), findings.peaks.get(process.kind, float("inf")))
+        findings.peaks[process.kind] = min(
+            process.answer()["peak_mib"], findings.peaks.get(process.kind, float("inf"))
+        )
     if not findings.sizes:
         findings.sizes = {process.kind: process.ask("sizes") for process in processes}
         _compare(findings, processes)
@@ -163,24 +121,22 @@ def _compare(findings: Findings, processes: list[Process]) -> None:
 
 def _measure_turns(findings: Findings, processes: list[Process], threads: int, seconds: float, limits: Limits) -> None:
     torch.set_num_threads(threads)
-    before = limits.before()
     for process in processes:
         process.ask(f"threads {threads}")
         process.ask("prefill")
-    end, rounds = time.perf_counter() + seconds, 0
-    while rounds < LEAST_ROUNDS or time.perf_counter() < end:
-        for process in processes if rounds % 2 else reversed(processes):
-            for what, command in (("prefill", "prefill"), ("decode", f"decode {STEPS}")):
-                key = (threads, what, process.kind)
-                findings.times[key] = min(process.ask(command), findings.times.get(key, float("inf")))
-            if process.kind != STOCK:
-                for what, rest in zip(CASES, process.ask(f"rest {STEPS}"), strict=True):
+
+    def measure(_: object) -> dict[str, float]:
+        taken = in_turns([partial(process.ask, f"turn {STEPS}") for process in processes], LEAST_ROUNDS, seconds)
+        for process, turns in zip(processes, taken, strict=True):
+            for kept, name in ((findings.times, "times"), (findings.rests, "rests")):
+                for what in turns[0][name]:
                     key = (threads, what, process.kind)
-                    findings.rests[key] = min(rest, findings.rests.get(key, float("inf")))
-        rounds += 1
-    for limit in (before, limits.after()):
-        best = findings.limits.get(threads, limit)
-        findings.limits[threads] = Limit(max(best.bandwidth, limit.bandwidth), max(best.rate, limit.rate))
+                    kept[key] = min(kept.get(key, float("inf")), *(turn[name][what] for turn in turns))
+        return {}
+
+    _, limit = limits.around(measure, sys.maxsize)
+    best = findings.limits.get(threads, limit)
+    findings.limits[threads] = Limit(max(best.bandwidth, limit.bandwidth), max(best.rate, limit.rate))
 
 
 def _profile(findings: Findings, processes: list[Process], rows: list[Row], keys: list[Key]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu_row import Row
+from layout_kernels.benchmark.plot import COLOURS, draw
 
-WIDTH, HEIGHT = 9.0, 2.9  # inches of the page and of a line of panels; 100 dots an inch
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = {"color": "black", "linewidth": 1, "linestyle": ":"}
 MLP, MODEL, NORM = "rms_norm_mlp ", "SmolLM2-135M ", "rms_norm"
 
@@ -35,30 +34,17 @@ def panels(rows: list[Row]) -> dict[str, list[Row]]:
 
 def write_plot(rows: list[Row], path: Path) -> None:
     """Draw all panels into one file."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    found = panels(rows)
-    lines = max(1, -(-len(found) // 2))
-    figure = Figure(figsize=(WIDTH, HEIGHT * lines + 0.4), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    for index, (title, members) in enumerate(found.items()):
-        axes = figure.add_subplot(lines, 2 if len(found) > 1 else 1, index + 1)
-        if members[0].case.startswith(MLP):
-            _mlp(axes, members)
-        elif members[0].case.startswith(MODEL):
-            _models(axes, members)
-        else:
-            _norms(axes, members)
-        _finish(axes, title)
-    figure.suptitle("Speed over stock transformers (1 = as fast), dotted: target", fontsize=11)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "cpu"}):
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    drawn = {title: partial(_panel, rows=members) for title, members in panels(rows).items()}
+    draw(path, "Speed over stock transformers (1 = as fast), dotted: target", drawn)
 
 
-def _finish(axes: Any, title: str) -> None:
-    axes.set_title(title, fontsize=10)
+def _panel(axes: Any, rows: list[Row]) -> None:
+    if rows[0].case.startswith(MLP):
+        _mlp(axes, rows)
+    elif rows[0].case.startswith(MODEL):
+        _bars(axes, rows, _variant, "machine")
+    else:
+        _bars(axes, rows, _short, "dtype")
     axes.set_yscale("log", base=2)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.8), max(high * 1.15, 2.5))
@@ -96,34 +82,20 @@ def _rows(row: Row) -> int:
     return int(row.case.split()[-1])
 
 
-def _norms(axes: Any, rows: list[Row]) -> None:
-    """Bars by dtype for each shape."""
-    names = list(dict.fromkeys(_short(row.case) for row in rows))
-    _bars(axes, names, {dtype: [row for row in rows if row.dtype == dtype] for dtype in _seen(r.dtype for r in rows)},
-          lambda row: _short(row.case))  # fmt: skip
-
-
-def _models(axes: Any, rows: list[Row]) -> None:
-    """Bars by machine for each variant."""
-    names = list(dict.fromkeys(_variant(row.case) for row in rows))
-    groups = {machine: [row for row in rows if row.machine == machine] for machine in _seen(r.machine for r in rows)}
-    _bars(axes, names, groups, lambda row: _variant(row.case))
-
-
-def _bars(axes: Any, names: list[str], groups: dict[str, list[Row]], name_of: Any) -> None:
+def _bars(axes: Any, rows: list[Row], name_of: Callable[[str], str], group_of: str) -> None:
+    """Bars for each case, in the colour of their group."""
+    names = list(dict.fromkeys(name_of(row.case) for row in rows))
+    groups = list(dict.fromkeys(getattr(row, group_of) for row in rows))
     width = 0.8 / len(groups)
-    for index, (group, members) in enumerate(groups.items()):
-        left = [names.index(name_of(row)) - 0.4 + index * width for row in members]
+    for index, group in enumerate(groups):
+        members = [row for row in rows if getattr(row, group_of) == group]
+        left = [names.index(name_of(row.case)) - 0.4 + index * width for row in members]
         heights = [row.speedup for row in members]
         axes.bar(left, heights, width, align="edge", color=COLOURS[index % len(COLOURS)], label=group)
         for start, row in zip(left, members, strict=True):
             if row.wanted:
                 axes.plot([start, start + width], [row.wanted] * 2, **{**STYLES, "linewidth": 1.6})
     axes.set_xticks(range(len(names)), names)
-
-
-def _seen(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(values))
 
 
 def _short(case: str) -> str:

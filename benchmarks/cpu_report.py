@@ -14,6 +14,7 @@ import torch
 from benchmarks.cpu_models import MEMORY_NOISE
 from benchmarks.cpu_plot import write_plot
 from benchmarks.cpu_row import EQUAL, LIMIT, MET, MISSED, NEAR, Row
+from layout_kernels.benchmark.load import Load
 from layout_kernels.numerics.environment import processor
 
 TITLES = ("machine", "threads", "case", "dtype", "stock", "F", "compile", "ours", "x stock", "x best other",
@@ -113,14 +114,15 @@ def status(rows: list[Row]) -> int:
     return int(not rows or any(row.verdict == MISSED for row in rows))
 
 
-def markdown(rows: list[Row], seconds: float) -> str:
-    """The whole report; `seconds` is how long the run took."""
+def markdown(rows: list[Row], load: Load) -> str:
+    """The whole report; `load` is what others did while it ran."""
     table = [f"| {' | '.join(TITLES)} |", f"|{' --- |' * len(TITLES)}", *map(line, rows)]
+    others = "not known" if load.cpu_share is None else f"{load.cpu_share:.0%} of the CPUs"
     text = [
         f"# The native CPU kernels, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",
         "",
         f"{processor()}, {os.cpu_count()} cores, torch {torch.__version__}, python {platform.python_version()}; "
-        f"{seconds / 60:.0f} minutes, load average at the end {os.getloadavg()[0]:.1f}. {summary(rows)}",
+        f"{load.seconds / 60:.0f} minutes, other processes meanwhile: {others}. {summary(rows)}",
         "",
         HEAD,
         *table,
@@ -131,10 +133,10 @@ def markdown(rows: list[Row], seconds: float) -> str:
     return "\n".join([*text, ""])
 
 
-def write(rows: list[Row], folder: Path, seconds: float) -> None:
+def write(rows: list[Row], folder: Path, load: Load) -> None:
     """cpu.md, cpu.json and cpu.svg."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cpu.md").write_text(markdown(rows, seconds), encoding="utf-8")
+    (folder / "cpu.md").write_text(markdown(rows, load), encoding="utf-8")
     entries = [{**asdict(row), "verdict": row.verdict} for row in rows]
     (folder / "cpu.json").write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     write_plot(rows, folder / "cpu.svg")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import geometric_mean as mean_of
 from typing import Any
+
+import torch
+
+from layout_kernels.benchmark.limits import Limit
 
 # "Never slower" allows for this much noise.
 EQUAL = 0.97
 # A row that cannot meet its target must come this near to what the machine allows.
 NEAR = 0.8
 MET, LIMIT, MISSED = "met", "limit", "MISSED"
+# The fields of the contenders' times, and what a call is named.
+COLUMNS = {"stock": "stock", "functional": "F", "compiled": "compile", "ours": "ours"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,16 @@ class Row:
     failure: str = ""
     unit: str = "us"
 
+    @classmethod
+    def of(cls, machine: str, case: str, dtype: str) -> Row:
+        """The row of a case with as many threads as torch has now, before anything is measured."""
+        return cls(machine, torch.get_num_threads(), case, dtype)
+
+    def timed(self, found: dict[str, float], required: float, target: str, **fields: Any) -> Row:
+        """The row with the times of its contenders."""
+        times = {name: found.get(key) for name, key in COLUMNS.items()}
+        return replace(self, **times, required=required, target=target, **fields)
+
     @property
     def speedup(self) -> float | None:
         """Stock's time over ours."""
@@ -88,23 +104,23 @@ class Row:
         return LIMIT if self.required < reach and (self.of_limit or 0.0) >= NEAR else MISSED
 
 
+def bound(limit: Limit, nbytes: float, operations: float) -> dict[str, Any]:
+    """The fields of a row that say what bounds work of this size."""
+    what, seconds, work = limit.of(nbytes, operations)
+    return {"limit": what, "limit_us": seconds * 1e6, "work": work}
+
+
 def geometric_mean(rows: list[Row]) -> Row:
     """The norms' row: geometric means of the times, whose ratio is the geometric mean of the ratios; at least 4."""
     first = rows[0]
-    what: dict[str, Any] = {"machine": first.machine, "threads": first.threads, "dtype": first.dtype}
-    case = f"rms_norm, geometric mean of {len(rows)}"
+    row = Row(first.machine, first.threads, f"rms_norm, geometric mean of {len(rows)}", first.dtype,
+              target="4 stock", wanted=4.0)  # fmt: skip
     failed = [row.case for row in rows if not row.ours]
     if failed:
-        return Row(**what, case=case, target="4 stock", wanted=4.0, failure=f"no time of {', '.join(failed)}")
-    times: dict[str, Any] = {
-        name: _mean([getattr(row, name) for row in rows]) for name in ("stock", "functional", "compiled", "ours")
-    }
-    required = times["stock"] / 4 if times["stock"] else None
-    limit, work = _mean([row.limit_us for row in rows]), _mean([row.work for row in rows])
-    return Row(**what, case=case, **times, required=required, target="4 stock", wanted=4.0, limit=first.limit,
-               limit_us=limit, work=work or 0.0)  # fmt: skip
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value]
-    return math.exp(sum(map(math.log, known)) / len(known)) if len(known) == len(values) else None
+        return replace(row, failure=f"no time of {', '.join(failed)}")
+    means: dict[str, Any] = {}
+    for name in (*COLUMNS, "limit_us", "work"):
+        known = [getattr(row, name) for row in rows if getattr(row, name)]
+        means[name] = mean_of(known) if len(known) == len(rows) else None
+    means["work"] = means["work"] or 0.0
+    return replace(row, **means, required=means["stock"] / 4 if means["stock"] else None, limit=first.limit)

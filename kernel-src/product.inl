@@ -244,8 +244,9 @@ LK_INLINE void rows_of_w(const typename E::X* x, int64_t ldx, const typename E::
   }
 }
 
-// One row of x waits for memory, which is fastest where several long pieces are read side by side: rows of w far from
-// each other are taken at once, so that each is followed by the next one of its piece. More rows of x take neighbours.
+// Single-row products are memory-bound, and memory is fastest where several long pieces are read side by side: rows of
+// w far from each other are taken at once, so that each is followed by the next one of its piece. More rows of x take
+// neighbours.
 template <class Form, int MR>
 __attribute__((noinline)) void strip(const typename Form::X* x, int64_t ldx, const typename Form::Weight* w,
                                      int64_t ldw, int64_t nw, int64_t k, float* c, int64_t ldc, bool first) {

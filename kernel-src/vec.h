@@ -230,7 +230,7 @@ LK_INLINE VF quick_round_to(VF v) {
 #endif
 }
 
-// Stores past the caches: a result that they cannot hold is then not read from memory before it is written. The
+// Non-temporal stores: a result that the caches cannot hold is then not read from memory before it is written. The
 // address is a multiple of the vector; who reads it next needs end_of_streams between.
 #if defined(__AVX2__)
 constexpr bool kStreams = true;

@@ -1,6 +1,6 @@
 """Reads every import of the package: which part may stand on which, and who may name an optional library.
 
-The order is the one of CONTRIBUTING.md. Imports under `if TYPE_CHECKING` do not run and are left out.
+The order is the one of CONTRIBUTING.md. Imports under `if TYPE_CHECKING` and in functions count too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,13 @@ PACKAGE = ROOT / "torch-ext" / "layout_kernels"
 
 # A part may import itself and every part of an earlier row, none of its own row.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("_ops", "commands"),
+    ("_ops", "commands", "layer_table"),
     ("plugin", "dispatch"),
     ("ops",),
-    ("probing", "callers", "blocks", "pages", "plain"),
-    ("patching", "locations"),
-    ("flavours", "sharded"),
-    ("norm",),
-    ("adopted", "gated_mlp"),
-    ("gated",),
-    ("conversion",),
+    ("recognition",),
+    ("running",),
+    ("transformers_glue",),
+    ("checkpoints",),
     ("layouts",),
     ("layers",),
     ("models",),
@@ -48,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 
 # Optional libraries, and the parts that may name them. None is loaded by `import layout_kernels`.
 ADAPTERS = {"triton": ("ops/*/triton.py", "ops/triton_parts.py"), "torch_npu": ("ops/*/npu.py",)}
-NAMES_TRANSFORMERS = {"conversion", "layouts", "patching", "locations", "layers", "models", "kernel_plugins"}
+NAMES_TRANSFORMERS = {"transformers_glue", "checkpoints", "layouts", "layers", "models", "kernel_plugins"}
 
 
 @dataclass(frozen=True)
@@ -86,20 +84,12 @@ def part_of(parts: tuple[str, ...]) -> str:
     return "package" if first in ("__init__", "") else first
 
 
-def is_type_checking(test: ast.expr) -> bool:
-    return ast.unparse(test).endswith("TYPE_CHECKING")
-
-
 def catches_import_error(node: ast.Try) -> bool:
     names = [ast.unparse(handler.type) for handler in node.handlers if handler.type is not None]
     return any("ImportError" in name or "ModuleNotFoundError" in name for name in names)
 
 
 def walk(node: ast.AST, file: Path, guarded: bool = False, in_function: bool = False) -> Iterator[Import]:
-    if isinstance(node, ast.If) and is_type_checking(node.test):
-        for child in node.orelse:
-            yield from walk(child, file, guarded, in_function)
-        return
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield Import(file, node.lineno, 0, alias.name, guarded, in_function)
@@ -170,6 +160,19 @@ def test_no_import_of_the_package_runs_against_the_order() -> None:
     assert not wrong_direction(imports)
 
 
+def test_no_files_of_the_package_import_one_another_in_a_circle() -> None:
+    files = {tuple(file.relative_to(PACKAGE).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    graph: dict[Path, set[Path]] = {file: set() for file in files.values()}
+    for item in all_imports():
+        if item.level > 0:
+            folder = item.file.relative_to(PACKAGE).parent.parts
+            target = (*folder[: len(folder) - (item.level - 1)], *filter(None, item.target.split(".")))
+            if target in files and files[target] != item.file:
+                graph[item.file].add(files[target])
+    assert sum(map(len, graph.values())) > 100
+    list(TopologicalSorter(graph).static_order())  # raises CycleError with the files
+
+
 def test_only_the_named_places_import_optional_libraries_and_never_the_package_by_name() -> None:
     assert not wrong_names(all_imports())
 
@@ -178,9 +181,10 @@ def test_only_the_named_places_import_optional_libraries_and_never_the_package_b
     ("file", "source"),
     [
         ("ops/rms_norm/__init__.py", "from ...layers import RMSNorm"),
-        ("ops/rms_norm/__init__.py", "from ... import conversion"),
+        ("ops/rms_norm/__init__.py", "from ... import checkpoints"),
+        ("ops/rms_norm/__init__.py", "if TYPE_CHECKING:\n    from ...layouts.base import Layout"),
         ("dispatch/registry.py", "def f():\n    from ..ops import rms_norm"),
-        ("flavours.py", "from .models.loading import kernel_loading"),
+        ("recognition/norms.py", "from ..models.loading import kernel_loading"),
         ("numerics/rms_norm.py", "from ..layers import RMSNorm"),
     ],
 )
@@ -194,7 +198,7 @@ def test_the_reader_sees_an_import_against_the_order(file: str, source: str) -> 
         ("layers.py", "from layout_kernels import ops"),
         ("ops/rms_norm/reference.py", "import triton.language as tl"),
         ("dispatch/runtime.py", "try:\n    import torch_npu\nexcept ImportError:\n    pass"),
-        ("flavours.py", "try:\n    import transformers\nexcept ImportError:\n    pass"),
+        ("recognition/norms.py", "try:\n    import transformers\nexcept ImportError:\n    pass"),
         ("layers.py", "from transformers import WeightConverter"),
     ],
 )

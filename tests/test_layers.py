@@ -18,8 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
-from layout_kernels import layers, plain
+from layout_kernels import layers
 from layout_kernels.ops.rms_norm import operator, reference
+from layout_kernels.running import plain
 from tests.support.tiny import TEXT
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from layout_kernels.models import versions
+from layout_kernels.transformers_glue import versions
 from tools.version_matrix.__main__ import COMBINATIONS, Versions
 from tools.version_matrix.checks import NAMES
 

@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "torch-ext")]
-_PACKAGES = ("torch", "triton", "transformers", "liger-kernel", "kernels")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import tools  # noqa: F401, which adds the package of this tree
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -36,28 +34,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
 def _numerics(folder: Path, end: float) -> dict[str, str]:
     """How the numerics of each mode ended; each runs in a process of its own, since a device is bound once."""
-    found = {}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
-    for mode in ("eager", "cudagraph"):
-        report = folder / f"numerics_{mode}.json"
-        command = [sys.executable, "-m", "layout_kernels.numerics", "--device", "cuda", "--mode", mode]
-        command += ["--output", str(report)]
-        try:
-            left = max(1.0, (end - time.monotonic()) / 2)
-            done = subprocess.run(command, env=environment, timeout=left, check=False)
-            found[mode] = "passed" if done.returncode == 0 else f"FAILED, status {done.returncode}: {report.name}"
-        except subprocess.TimeoutExpired:
-            found[mode] = "FAILED, out of time"
-    return found
+    from tools.npu_check import check, in_a_process
+
+    def run(command: str, words: list[str]) -> int:
+        return in_a_process(command, words, max(1.0, (end - time.monotonic()) / 2))
+
+    steps = check(("eager", "cudagraph"), folder, run, device="cuda", commands=("numerics",))
+    return {step.mode: step.reason or step.status for step in steps}
 
 
 def _tried() -> dict[str, str]:
@@ -83,35 +68,42 @@ def _check(arguments: argparse.Namespace, end: float) -> int:
     numerics = _tried() if arguments.interpret else _numerics(arguments.output, end)
     print(f"numerics: {numerics}", flush=True)
 
-    from tools.device import measuring, report, timing
+    from layout_kernels.benchmark.limits import machine_limits
+    from layout_kernels.benchmark.load import LoadPlugin
+    from layout_kernels.benchmark.turns import LIMIT
+    from layout_kernels.numerics.environment import environment
+    from layout_kernels.numerics.report import coverage, new_payload, verdict
+    from tools.device import measuring, report
 
     plan = measuring.SMALL if arguments.interpret else measuring.FULL
-    rows = [*_shown(measuring.norm_rows(plan, end)), *_shown(measuring.mlp_rows(plan, end))]
+    watch = LoadPlugin(plan.device)
+    reading = watch.start(plan.device)
+    cases = chain(measuring.norm_cases(plan), measuring.mlp_cases(plan))
+    rows = [_shown(case.measure(plan.device, end)) for case in cases]
     name = "interpreted on a CPU" if arguments.interpret else torch.cuda.get_device_name()
-    payload: dict[str, Any] = {
+    payload = new_payload("device_check", sys.argv, None, environment(plan.device), {"minutes": arguments.minutes})
+    payload |= {
         "device": name,
-        "versions": ", ".join(f"{package} {_version(package)}" for package in _PACKAGES),
         "numerics": numerics,
-        "copy_bytes_per_second": timing.copy_bandwidth(plan.device),
-        "peak_bytes_per_second": timing.peak_bandwidth(name),
-        "verdicts": [] if arguments.interpret else report.verdicts(rows, timing.peak_bandwidth(name)),
+        "disturbance": watch.stop(reading).disturbance(LIMIT),
+        "copy_bytes_per_second": machine_limits(plan.device, ())["copy_bytes_per_second"],
+        "peak_bytes_per_second": report.peak_bandwidth(name),
+        "verdicts": [] if arguments.interpret else report.verdicts(rows, report.peak_bandwidth(name)),
+        "coverage": coverage(map(vars, rows)),
     }
-    report.write(arguments.output, payload, rows)
-    wrong = [row for row in rows if row.contender in ("layout-kernels", "composed") and row.reason.startswith("wrong")]
-    missed = [item for item in payload["verdicts"] if not item["met"]]
-    failed = [mode for mode, how in numerics.items() if how != "passed"]
-    print(
-        f"{len(rows)} measurements; {len(wrong)} of ours wrong, {len(missed)} targets missed, "
-        f"{len(failed)} numerics failed"
-    )
-    return 1 if wrong or missed or failed else 0
+    wrong = sum(row.contender in ("layout-kernels", "composed") and row.status == "failed" for row in rows)
+    missed = sum(not item["met"] for item in payload["verdicts"])
+    failed = sum(how != "passed" for how in numerics.values())
+    payload["success"] = not (wrong or missed or failed)
+    payload["error"] = f"{wrong} of ours failed, {missed} targets missed, {failed} numerics failed"
+    print("\n".join([*report.write(arguments.output, payload, rows), verdict(payload)]))
+    return 0 if payload["success"] else 1
 
 
-def _shown(rows: Any) -> Any:
-    for row in rows:
-        took = f"{row.seconds * 1e6:.1f} us" if row.seconds else row.reason
-        print(f"{row.kind:20} {row.problem:6} {row.contender:30} {took}", flush=True)
-        yield row
+def _shown(row: Any) -> Any:
+    took = f"{row.seconds * 1e6:.1f} us" if row.seconds else row.reason
+    print(f"{row.kind:20} {row.problem:6} {row.contender:30} {took}", flush=True)
+    return row
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from layout_kernels.numerics.report import Table, markdown_table
+from tools import source_environment
+
 COMMANDS = ("numerics", "benchmark")
 MODES = ("eager", "aclgraph")
 Run = Callable[[str, list[str]], int]
@@ -41,11 +42,13 @@ class Step:
     report: dict[str, Any] | None = field(default=None, repr=False)
 
 
-def in_a_process(command: str, arguments: list[str]) -> int:
-    """Run `python -m layout_kernels.<command>` of this tree; its exit status."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "torch-ext"), os.getenv("PYTHONPATH", "")])}
+def in_a_process(command: str, arguments: list[str], timeout: float | None = None) -> int:
+    """Run `python -m layout_kernels.<command>` of this tree; its exit status, 124 where it took too long."""
     words = [sys.executable, "-m", f"layout_kernels.{command}", *arguments]
-    return subprocess.run(words, env=environment, check=False).returncode
+    try:
+        return subprocess.run(words, env=source_environment(), check=False, timeout=timeout).returncode
+    except subprocess.TimeoutExpired:
+        return 124
 
 
 def card() -> dict[str, Any]:
@@ -74,11 +77,19 @@ def card() -> dict[str, Any]:
     }
 
 
-def take(step: Step, folder: Path, run: Run) -> None:
+def take(step: Step, device: str, folder: Path, run: Run) -> None:
     """Run a step and read its report."""
     target = folder / f"{step.command}-{step.mode}.json"
     target.unlink(missing_ok=True)
-    step.arguments += ["--device", "npu", "--mode", step.mode, "--output", str(target), str(target.with_suffix(".md"))]
+    step.arguments += [
+        "--device",
+        device,
+        "--mode",
+        step.mode,
+        "--output",
+        str(target),
+        str(target.with_suffix(".md")),
+    ]
     code = run(step.command, step.arguments)
     if target.exists():
         step.report = json.loads(target.read_text(encoding="utf-8"))
@@ -88,12 +99,20 @@ def take(step: Step, folder: Path, run: Run) -> None:
         step.reason = (step.report or {}).get("error") or f"exit status {code}"
 
 
-def check(modes: Sequence[str], folder: Path, run: Run, extra: Sequence[str] = ()) -> list[Step]:
+def check(
+    modes: Sequence[str],
+    folder: Path,
+    run: Run,
+    extra: Sequence[str] = (),
+    *,
+    device: str = "npu",
+    commands: Sequence[str] = COMMANDS,
+) -> list[Step]:
     """Every step, in order; what could not run says why."""
     steps = []
     for mode in modes:
         proven = True
-        for command in COMMANDS:
+        for command in commands:
             step = Step(command, mode, list(extra) if command == "numerics" else [])
             steps.append(step)
             if find_spec(f"layout_kernels.{command}") is None:
@@ -101,7 +120,7 @@ def check(modes: Sequence[str], folder: Path, run: Run, extra: Sequence[str] = (
             elif not proven:
                 step.reason = "no speed is measured where a number is wrong"
             else:
-                take(step, folder, run)
+                take(step, device, folder, run)
                 proven = step.status == "passed"
     return steps
 
@@ -109,12 +128,12 @@ def check(modes: Sequence[str], folder: Path, run: Run, extra: Sequence[str] = (
 def markdown(found: dict[str, Any], steps: Sequence[Step], folder: Path) -> str:
     """The summary, then each command's own report."""
     facts = ", ".join(f"{key} {value}" for key, value in found.items() if key != "evidence")
-    lines = [f"# Ascend check: {found['evidence']}", "", facts, "", "| command | mode | status | cases | reason |"]
-    lines.append("| --- | --- | --- | --- | --- |")
+    table = Table("Steps", ("command", "mode", "status", "cases", "reason"))
     for step in steps:
         counts = (step.report or {}).get("coverage", {})
         cases = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
-        lines.append(f"| {step.command} | {step.mode} | {step.status} | {cases} | {step.reason or ''} |")
+        table.rows.append((step.command, step.mode, step.status, cases, step.reason or ""))
+    lines = [f"# Ascend check: {found['evidence']}", "", facts, "", markdown_table(table)]
     for step in steps:
         text = folder / f"{step.command}-{step.mode}.md"
         if step.report is not None and text.exists():

@@ -33,14 +33,14 @@ def test_an_operation_that_passes_is_timed_beside_its_baseline(tmp_path):
     assert passed["comparison"]["valid"]
     # The clock adds milliseconds up in floating point.
     assert passed["comparison"]["speedup"] == pytest.approx({"warm": 1.0, "cold": 1.0})
-    assert {entry["implementation"] for entry in passed["beside"]} == {"toy.candidate", "toy.reference"}
+    assert {entry["implementation"] for entry in passed["beside"]} == {"candidate.toy", "reference.toy"}
     for entry in passed["beside"]:
         assert entry["rates"]["bytes_per_second"]["warm"] == pytest.approx(32 / 1e-3)
         assert entry["peak_bytes"] >= 16
     assert skipped["status"] == "not_applicable"
     assert skipped["comparison"] is None
     text = (tmp_path / "report.md").read_text()
-    assert "toy.reference" in text
+    assert "reference.toy" in text
     assert "1 ms (p90 1 ms" in text
     assert "### Not applicable" in text
 
@@ -60,7 +60,7 @@ def test_a_baseline_that_fails_is_no_baseline(tmp_path):
     report = report_of(tmp_path, baseline=lambda x, scale: toy.correct(x, scale + 1), expect=1)
     row = report["cases"][0]
     assert row["status"] == "failed"
-    assert row["reason"].startswith("baseline toy.reference: first call")
+    assert row["reason"].startswith("baseline reference.toy: first call")
     assert row["comparison"] is None
 
 
@@ -126,7 +126,7 @@ def test_a_kernel_that_goes_wrong_while_it_is_timed_is_found_afterwards(tmp_path
     report = report_of(tmp_path, function=tires, expect=1)
     row = report["cases"][0]
     assert row["status"] == "failed"
-    assert row["reason"].startswith("toy.candidate after timing")
+    assert row["reason"].startswith("candidate.toy after timing")
     assert row["comparison"] is None
 
 
@@ -175,7 +175,7 @@ def lasts(calls):
 def test_a_kernel_that_raises_when_it_is_timed_fails_and_the_cases_after_it_are_run(tmp_path, calls, when):
     report = report_of(tmp_path, ["--sizes", 3, 4], lasts(calls), expect=1)
     assert [row["status"] for row in report["cases"]] == ["failed", "failed"]
-    assert report["cases"][0]["reason"] == f"toy.candidate {when}: RuntimeError: no more"
+    assert report["cases"][0]["reason"] == f"candidate.toy {when}: RuntimeError: no more"
     assert report["cases"][0]["comparison"] is None
 
 
@@ -185,7 +185,7 @@ def test_a_peer_that_raises_when_it_is_timed_is_named_and_ours_still_is_timed(tm
     beside = {entry["implementation"]: entry for entry in report["cases"][0]["beside"]}
     assert beside["peer.tires"]["reason"] == "while timing: RuntimeError: no more"
     assert "timing" not in beside["peer.tires"]
-    assert "timing" in beside["toy.candidate"]
+    assert "timing" in beside["candidate.toy"]
 
 
 def test_the_graph_of_one_call_is_proven_too(tmp_path, monkeypatch):

@@ -123,3 +123,8 @@ def test_the_other_register_kernel_is_named():
 
     with pytest.raises(TypeError, match=r"kernel_plugins\.register_kernel"):
         register_kernel(Kernel)
+
+
+def test_modes_may_come_one_by_one(world):
+    register(execution_modes=(mode for mode in ("eager", "compile")))(len)
+    assert world.registries.of("cpu").get("cpu.scale").spec.execution_modes == ("eager", "compile")

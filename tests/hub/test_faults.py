@@ -90,7 +90,7 @@ def test_a_server_error_that_is_not_retried_is_said_and_a_retry_succeeds(
 def test_server_errors_on_the_listing_and_too_many_requests_are_waited_for(session: Session, user: Client) -> None:
     user.hub.fail(r"GET .*/tree/", "status", status=503)
     user.hub.fail(FILE, "status", status=429, retry_after=1)
-    user.hub.fail(r"HEAD .*/resolve/.*conversion\.py", "status", status=429, retry_after=1)
+    user.hub.fail(r"HEAD .*/resolve/.*converter\.py", "status", status=429, retry_after=1)
     assert_installed(session.ask(INSTALL))
     assert user.hub.faults.happened == 3
 

@@ -12,10 +12,10 @@ import transformers as tf
 from safetensors.torch import load_file
 from torch import nn
 
-from layout_kernels import adopted
 from layout_kernels import kernel_plugins as kp
 from layout_kernels.models.report import report
 from layout_kernels.ops.adjacent import lay
+from layout_kernels.running import adopted
 from tests.support.loads import load, process_state, ref
 from tests.support.tiny import FAMILIES, TEXT, Family, _causal, randomise, save_family, tokens
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import parametrize
 
-from layout_kernels import adopted
 from layout_kernels import kernel_plugins as kp
+from layout_kernels.running import adopted
 from tests.kernel_plugins.test_live import BLOCK, LINEAR, MLP, NORM, built, logits, snapshot
 from tests.support.tiny import FAMILIES, save_family, tokens
 
@@ -206,12 +206,12 @@ def test_of_several_ids_all_are_applied_or_none_and_the_reason_is_the_true_one()
 
 
 def test_a_kernel_of_another_device_says_so_however_it_is_called() -> None:
-    from layout_kernels.kernel_plugins.ops.rms_norm import NpuNorms
+    from layout_kernels.kernel_plugins.ops.ours import KERNELS
 
     model = built()
     before = snapshot(model)
     with pytest.raises(RuntimeError, match=r"'npu_fused_rmsnorm' .* it is for npu, the current device is cpu"):
-        NpuNorms.apply(model=model)
+        KERNELS["npu_fused_rmsnorm"].apply(model=model)
     assert snapshot(model) == before
 
 

@@ -84,11 +84,11 @@ def test_the_ids_of_this_package_depend_on_the_device(monkeypatch: pytest.Monkey
         kp.apply_kernel("npu_fused_rmsnorm", model=nn.Linear(2, 2))
     monkeypatch.setattr(registry, "current_device", lambda: kp.DeviceType.NPU)
     monkeypatch.setattr(base, "current_device", lambda: kp.DeviceType.NPU)
-    from layout_kernels.kernel_plugins.ops import rms_norm
+    from layout_kernels.kernel_plugins.ops.ours import KERNELS
 
-    kp.register_kernel(rms_norm.NpuNorms)
-    assert rms_norm.NpuNorms.check_deps()
-    assert not rms_norm.CpuNorms.check_deps()
+    kp.register_kernel(KERNELS["npu_fused_rmsnorm"])
+    assert KERNELS["npu_fused_rmsnorm"].check_deps()
+    assert not KERNELS["cpu_fused_rmsnorm"].check_deps()
 
 
 def test_each_mistake_of_a_caller_has_its_error() -> None:

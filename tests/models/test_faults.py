@@ -16,8 +16,9 @@ from transformers.models.gemma import modeling_gemma
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaModel, LlamaPreTrainedModel, LlamaRMSNorm
 
-from layout_kernels import flavours, plain
-from layout_kernels.blocks import why_not_adjacent
+from layout_kernels.recognition import mlps, norms
+from layout_kernels.recognition.adjacency import why_not_adjacent
+from layout_kernels.running import plain
 from tests.support.loads import Loading, load, ref
 from tests.support.tiny import FAMILIES, LAYERS, TEXT, save_family, tokens
 
@@ -82,19 +83,19 @@ def test_a_subclass_of_linear_is_seen_where_a_plain_one_was_before() -> None:
     usual, other = LlamaMLP(tf.LlamaConfig(**TEXT)), LlamaMLP(tf.LlamaConfig(**TEXT))
     other.config = usual.config
     other.gate_proj = Tripling(32, 48, bias=False)
-    assert flavours.mlp_kind(usual).activation == "silu"
-    assert "Tripling" in flavours.mlp_kind(other).reason
+    assert mlps.mlp_kind(usual).activation == "silu"
+    assert "Tripling" in mlps.mlp_kind(other).reason
 
 
 def test_a_class_that_is_patched_after_it_was_examined_is_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     norm = LlamaRMSNorm(16)
-    assert flavours.norm_flavour(norm).flavour == "cast_then_scale"
-    assert flavours.norm_class_flavour(norm)[0] == "cast_then_scale"
+    assert norms.norm_flavour(norm).flavour == "cast_then_scale"
+    assert norms.norm_class_flavour(norm)[0] == "cast_then_scale"
     original = LlamaRMSNorm.forward
     monkeypatch.setattr(LlamaRMSNorm, "forward", lambda self, x: 2 * original(self, x))
-    assert flavours.norm_flavour(norm).flavour is None
+    assert norms.norm_flavour(norm).flavour is None
     with pytest.raises(ValueError, match="computes none of"):
-        flavours.norm_class_flavour(norm)
+        norms.norm_class_flavour(norm)
 
 
 class Conditional(nn.Module):

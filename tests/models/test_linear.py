@@ -51,9 +51,9 @@ def test_a_fused_layer_still_runs_as_one_operation(llama: Path, kernel: Any, wit
     products = [module for module in mlp.modules() if type(module) is nn.Linear]
     assert len(products) == 3
     assert all("forward" in vars(module) for module in products)
-    owner = import_module(f"{kernel.__name__}.plain")
+    owner = import_module(f"{kernel.__name__}.running.plain")
     assert all(owner.is_plain_linear(module) for module in products)
-    assert not import_module(f"{kernel.__name__}.gated_mlp").why_in_parts(mlp)
+    assert not import_module(f"{kernel.__name__}.running.gated_mlp").why_in_parts(mlp)
     assert torch.isfinite(logits(model)).all()
 
 

@@ -19,8 +19,8 @@ from transformers.models.moshi.modeling_moshi import MoshiDecoderLayer
 from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 from transformers.models.pixtral.modeling_pixtral import PixtralAttentionLayer
 
-from layout_kernels.blocks import why_not_adjacent
 from layout_kernels.models.plan import pattern_of, plan
+from layout_kernels.recognition.adjacency import why_not_adjacent
 from tests.support.loads import REPO, load
 from tests.support.tiny import FAMILIES, TEXT, Family, _causal, save_family, tokens
 

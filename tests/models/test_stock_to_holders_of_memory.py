@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import warnings
@@ -76,7 +77,29 @@ def _arrays(model: Any) -> Any:
     return [p.detach().numpy() for p in model.parameters()]
 
 
-HOLDERS = [_flat_buffer, _each_in_a_buffer_of_its_size, _vector, _another_model, _assigned, _state_dict, _arrays]
+def _storages(model: Any) -> Any:
+    return [torch.tensor([]).set_(p.untyped_storage()) for p in model.parameters()]
+
+
+class Wrapped(nn.Parameter):
+    pass
+
+
+def _subclasses(model: Any) -> Any:
+    return [Wrapped(p.detach()) for p in model.parameters()]
+
+
+HOLDERS = [
+    _storages,
+    _subclasses,
+    _flat_buffer,
+    _each_in_a_buffer_of_its_size,
+    _vector,
+    _another_model,
+    _assigned,
+    _state_dict,
+    _arrays,
+]
 # What gives no parameter other memory.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "train": lambda model: model.train(),
@@ -122,6 +145,22 @@ def test_kernels_leave_shared_memory_alone_and_say_so(holder: Any, folder: Path)
         kp.apply_kernel("cpu_fused_swiglu", model=model)
         assert in_one_call(model, kp_report())
         assert same_logits(model, stock)
+
+
+@pytest.mark.parametrize("kind", ["untyped", "typed", "frozen"])
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+def test_a_storage_or_what_the_collector_does_not_see_is_a_holder_too(kind: str, folder: Path) -> None:
+    model = load(LLAMA, folder, None)
+    weight = model.model.layers[0].mlp.gate_proj.weight
+    held = weight.detach() if kind == "frozen" else weight.untyped_storage() if kind == "untyped" else weight.storage()
+    if kind == "frozen":
+        gc.freeze()
+    try:
+        with pytest.warns(UserWarning, match=r"layers\.0\.mlp: something else lies in the same memory"):
+            kp.apply_default_kernels(model, "auto")
+    finally:
+        gc.unfreeze()
+    assert held.data_ptr() == weight.data_ptr()
 
 
 def kp_report() -> Any:

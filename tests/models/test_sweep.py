@@ -53,9 +53,10 @@ def _with_change_at_the_end(kernel: Any, monkeypatch: pytest.MonkeyPatch, change
     layout = kernel.layers.CustomRMSNormLayout
     original = layout.settle
 
-    def changed(self: Any) -> None:
-        original(self)
+    def changed(self: Any) -> Any:
+        settled = original(self)
         change(self)
+        return settled
 
     monkeypatch.setattr(layout, "settle", changed)
 

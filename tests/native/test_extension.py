@@ -114,22 +114,6 @@ def half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).bfloat16()
 
 
-def test_an_override_that_lets_no_peer_be_selected_is_refused_before_anything_is_timed(
-    package, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Here, since a copy without the extension has no implementation beside the reference."""
-    benchmark = import_module(f"{package.__name__}.benchmark")
-    session = import_module(f"{package.__name__}.benchmark.session")
-
-    def never(*arguments: object) -> None:
-        raise AssertionError(arguments)
-
-    monkeypatch.setattr(session.Session, "run_case", never)
-    monkeypatch.setenv("LAYOUT_KERNELS_OVERRIDE_RMS_NORM", "reference")
-    assert benchmark.main(["--operation", "rms_norm", "--peers"]) == 2
-    assert "LAYOUT_KERNELS_OVERRIDE_RMS_NORM=reference" in capsys.readouterr().err
-
-
 REFUSED = {
     "mlp without an intermediate size": "mlp(x, None, empty(0, 8), empty(5, 0), 1e-6, 0, 0, None, None)",
     "mlp without a result": "mlp(x, None, ones(6, 8), empty(0, 3), 1e-6, 0, 0, None, None)",

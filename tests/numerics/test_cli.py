@@ -14,6 +14,7 @@ import layout_kernels
 from layout_kernels.numerics import main
 from layout_kernels.numerics.checks import digest
 from layout_kernels.numerics.modes import CaptureError, ModePlugin
+from layout_kernels.numerics.preparation import compatible_names, select_kernel
 from layout_kernels.numerics.progress import Progress
 
 from . import toy
@@ -36,7 +37,7 @@ def test_an_operation_with_other_arguments_that_returns_a_mapping_is_proven(tmp_
     assert [row["parameters"]["size"] for row in report["cases"]] == [3, 13, 7]
     assert report["cases"][1]["reason"] == "size 13 is not taken"
     assert report["selection"][0]["excluded"] == {"toy.gone": "absent"}
-    assert (report["schema_version"], report["kind"], report["revision"]) == (2, "numerics", "abc")
+    assert (report["schema_version"], report["kind"], report["revision"]) == (3, "numerics", "abc")
     assert report["environment"]["processor"]
     text = path.with_suffix(".md").read_text()
     assert "toy.gone: absent" in text
@@ -89,7 +90,7 @@ def test_help_loads_no_torch(module, words):
     ("words", "message"),
     [
         (["--operation", "nothing"], "unknown operation 'nothing'; there are rms_norm"),
-        (["--implementation", "nothing"], "no suite lists 'nothing'"),
+        (["--implementation", "nothing"], "'nothing' does not end in an operation"),
         (["--operation", "rms_norm", "--implementation", "reference.linear"], "reference.linear implements linear"),
         (["--mode", "fast"], "invalid choice: 'fast'"),
         (["--warmup", "-1"], "at least 0"),
@@ -238,3 +239,11 @@ def test_nothing_here_needs_numpy(monkeypatch):
     assert digest(tensor) == expected
     assert digest(tensor.T) != expected
     assert digest(torch.ones(0)) != digest(torch.ones(0, 1))
+
+
+def test_an_override_in_the_environment_is_held_against_the_candidate_alone(monkeypatch):
+    """Baselines and peers are what it is compared with, whatever the environment selects."""
+    monkeypatch.setenv("LAYOUT_KERNELS_OVERRIDE_RMS_NORM", "reference.rms_norm")
+    for name in compatible_names("rms_norm", "cpu", "eager"):
+        assert select_kernel("rms_norm", "cpu", "eager", name).spec.name == name
+    assert select_kernel("rms_norm", "cpu", "eager", None).spec.name == "reference.rms_norm"

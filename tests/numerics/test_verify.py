@@ -226,7 +226,7 @@ def test_what_a_suite_returns_cannot_change_what_the_row_is_about():
             return type(prepared)(prepared.function, lambda function: {**lie, **prepared.validate(function)}, lie)
 
     row = verify(toy.correct, case=Lying(5, 2.0)).row
-    assert (row["operation"], row["implementation"]) == ("toy", "toy.candidate")
+    assert (row["operation"], row["implementation"]) == ("toy", "candidate.toy")
     assert row["case_id"] == "size=5,scale=2.0,seed=0"
     assert row["validation"][0]["case_id"] == "other"
     assert row["validation"][0]["stage"] == "first call"

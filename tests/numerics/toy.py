@@ -18,7 +18,7 @@ def correct(x, scale):
     return {"scaled": x * scale, "parts": [x + 1, (x * 0).to(torch.int32)]}
 
 
-def plan(function, name="toy.candidate") -> PreparedKernel:
+def plan(function, name="candidate.toy") -> PreparedKernel:
     return PreparedKernel(
         KernelSpec(name, CONTRACT, "cpu", ("eager",), "all", "toy"), function, {"toy.gone": "absent"}
     )
@@ -85,7 +85,7 @@ def make_suite(function=correct, *, baseline=correct, case=ToyCase, peers=()) ->
 
     def prepare(device, mode, implementation) -> PreparedKernel:
         if implementation == "reference":
-            return plan(baseline, "toy.reference")
+            return plan(baseline, "reference.toy")
         return plan(function)
 
     def cases(options: Any):
@@ -93,6 +93,4 @@ def make_suite(function=correct, *, baseline=correct, case=ToyCase, peers=()) ->
             raise ValueError("--sizes must be at least 1")
         return [case(size, options.scale) for size in options.sizes]
 
-    return OperationSuite(
-        "toy", ("toy.candidate", "toy.reference"), add_arguments, cases, prepare, lambda device, mode: peers
-    )
+    return OperationSuite("toy", add_arguments, cases, prepare, lambda device, mode: peers)

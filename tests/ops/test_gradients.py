@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from layout_kernels import gated_activation, gated_rms_norm, rms_norm, rms_norm_mlp
-from layout_kernels.dispatch.runtime import prepared
+from layout_kernels.dispatch.runtime import RUNTIME, prepared
 from layout_kernels.numerics.cases import LAYOUTS, lay_out
 from layout_kernels.ops.gated_activation import ACTIVATIONS
 from layout_kernels.ops.gated_rms_norm import FLAVOURS as GATED_FLAVOURS
@@ -82,13 +82,13 @@ def test_an_mlp_without_a_norm_first_and_second_derivatives(bias):
 @pytest.mark.parametrize("needed", [(True, False), (False, True), (True, True)])
 def test_a_gradient_that_is_not_needed_is_not_asked_for(needed, monkeypatch):
     asked = []
-    selected = rms_norm_operator._backward["cpu"]
+    selected = RUNTIME.functions("rms_norm_backward")["cpu"]
 
     def backward(*args):
         asked.append(args[-2:])
         return selected(*args)
 
-    monkeypatch.setitem(rms_norm_operator._backward, "cpu", backward)
+    monkeypatch.setitem(RUNTIME.functions("rms_norm_backward"), "cpu", backward)
     x, weight = torch.randn(3, 8, requires_grad=needed[0]), torch.randn(8, requires_grad=needed[1])
     rms_norm(x, weight).sum().backward()
     assert asked == [needed]

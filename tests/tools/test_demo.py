@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.model_process import Process
+from layout_kernels.benchmark.memory import process_peak_mib
 from tools import make_checkpoint
 from tools.demo import __main__ as demo
 from tools.demo import timing
@@ -121,29 +123,18 @@ def test_a_model_with_a_wrong_norm_does_not_pass(model: LlamaForCausalLM) -> Non
     assert result.equal < result.total
 
 
-def test_a_ratio_is_the_median_of_the_rounds_and_the_order_changes() -> None:
-    calls: list[str] = []
-    stock_times, our_times = iter([9.0, 1.0, 4.0, 3.0]), iter([9.0, 2.0, 2.0, 1.0])
-
-    def stock() -> float:
-        calls.append("stock")
-        return next(stock_times)
-
-    def ours() -> float:
-        calls.append("ours")
-        return next(our_times)
-
-    speed = timing.interleave(stock, ours, tokens=6, rounds=3)
-    assert calls == ["stock", "ours", "stock", "ours", "ours", "stock", "stock", "ours"]
-    # The first run of each is not counted; ratios of the rounds are 0.5, 2 and 3.
-    assert (speed.stock, speed.ours, speed.ratio) == (6 / 3.0, 6 / 2.0, 2.0)
+def test_speeds_are_tokens_over_medians_taken_in_turns() -> None:
+    order: list[str] = []
+    speed = timing.beside(lambda: order.append("stock"), lambda: order.append("ours"), tokens=6, rounds=2)
+    assert order == ["stock", "ours"] * 5
+    assert min(speed.stock, speed.ours, speed.ratio) > 0.0
 
 
 def test_the_peak_of_a_process_is_its_own_and_not_its_parents() -> None:
-    code = "from tools.demo.timing import peak_mib; print(peak_mib())"
+    code = "import tools, torch; from layout_kernels.benchmark import memory; print(memory.process_peak_mib())"
     ballast = b"x" * (2 << 30)  # every byte is written, so this process now holds more than a child that imports torch
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert float(printed) < len(ballast) / 2**20 < timing.peak_mib()
+    assert float(printed) < len(ballast) / 2**20 < process_peak_mib()
 
 
 def test_decoding_goes_on_after_the_prompt_one_token_a_step(model: LlamaForCausalLM) -> None:
@@ -155,15 +146,15 @@ def test_decoding_goes_on_after_the_prompt_one_token_a_step(model: LlamaForCausa
         with_kwargs=True,
     )
     step = timing.decode_stepper(model, PROMPT)
-    assert step() > 0.0
-    assert step() > 0.0
+    step()
+    step()
     handle.remove()
     assert seen == [(4, 0), (1, 4), (1, 5)]
 
 
 def test_a_load_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"stock model failed[\s\S]*absent"):
-        timing.measure_load("stock", tmp_path / "absent")
+    with Process("stock", tmp_path / "absent", 1) as process, pytest.raises(RuntimeError, match=r"of stock .*absent"):
+        process.answer()
 
 
 def test_a_checkpoint_in_the_cache_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,10 +225,10 @@ def test_the_demo_ends_with_its_line_and_fails_when_a_position_differs(
     if broken:
         with torch.no_grad():
             ours.model.layers[0].post_attention_layernorm.weight.zero_()
-    cost = timing.LoadCost(seconds=1.0, peak_mib=1.0)
+    cost = {"seconds": 1.0, "peak_mib": 1.0}
     monkeypatch.setattr(demo, "build", lambda output: [])
     monkeypatch.setattr(demo, "ensure_checkpoint", lambda: Path("unused"))
-    monkeypatch.setattr(demo, "measure_costs", lambda checkpoint: (cost, cost))
+    monkeypatch.setattr(demo, "measure_costs", lambda checkpoint: [cost, cost])
     monkeypatch.setattr(demo.models, "use_local_build", lambda: None)
     monkeypatch.setattr(demo.models, "load_stock", lambda checkpoint: model)
     monkeypatch.setattr(demo.models, "load_with_kernels", lambda checkpoint: ours)

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.model_process import KINDS, Process
 from tools.build_variants import build
 from tools.demo import models, timing
 from tools.demo.comparison import Comparison, Trace, compare, follow
 from tools.make_checkpoint import ensure_checkpoint
 from tools.project import ROOT
 
-QUESTION = "Explain in a few sentences why the sky is blue."
 POSITIONS = 64
+COSTS = {"load, s": "seconds", "peak memory, MiB": "peak_mib"}
 
 
 def main() -> int:
@@ -36,10 +37,10 @@ def main() -> int:
     models.use_local_build()
     costs = measure_costs(checkpoint)
     stock, ours = models.load_stock(checkpoint), models.load_with_kernels(checkpoint)
-    print_layers(models.count_layers(ours))
+    print(f"\nlayers that run our kernels\n{models.kernel().report(ours)}")
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    prompt = encode(tokenizer)
+    prompt = models.encode(tokenizer)
     reference = follow(stock, prompt, POSITIONS)
     print_answers(tokenizer, reference, follow(ours, prompt, POSITIONS))
     led = follow(ours, prompt, POSITIONS, forced=reference.tokens)
@@ -56,32 +57,26 @@ def main() -> int:
     return 0 if comparison.equal == comparison.total else 1
 
 
-def measure_costs(checkpoint: Path) -> tuple[timing.LoadCost, timing.LoadCost]:
-    """Load cost of the stock model and of ours, with the file in the page cache for both."""
+def measure_costs(checkpoint: Path) -> list[dict[str, float]]:
+    """Seconds of loading and peak of memory of the stock model and of ours, the file in the page cache for both.
+
+    Each in a fresh process, since memory that one model took would hide what the other needs.
+
+    Raises:
+        RuntimeError: a process failed; the end of its output is in the message.
+    """
     with (checkpoint / "model.safetensors").open("rb") as source, open("/dev/null", "wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 22)
-    return timing.measure_load("stock", checkpoint), timing.measure_load("kernels", checkpoint)
-
-
-def encode(tokenizer: Any) -> torch.Tensor:
-    """The question in the model's chat form [1, T]."""
-    messages = [{"role": "user", "content": QUESTION}]
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    return encoded["input_ids"]
-
-
-def print_layers(layers: list[models.LayerCount]) -> None:
-    """How many layers of which class run which implementation."""
-    print("\nlayers that run our kernels")
-    for row in layers:
-        print(f"  {row.count:3d} {row.name}: {row.operation} by {row.implementation}")
+    costs = []
+    for kind in KINDS[:2]:
+        with Process(kind, checkpoint, torch.get_num_threads()) as process:
+            costs.append(process.answer())
+    return costs
 
 
 def print_answers(tokenizer: Any, stock: Trace, ours: Trace) -> None:
     """The question and each model's own greedy answer, up to its end."""
-    print(f"\nprompt: {QUESTION}")
+    print(f"\nprompt: {models.QUESTION}")
     for name, trace in (("stock", stock), ("ours", ours)):
         end = trace.tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in trace.tokens else POSITIONS
         print(f"{name:>6}: {tokenizer.decode(trace.tokens[:end], skip_special_tokens=True)}")
@@ -104,18 +99,20 @@ def print_comparison(comparison: Comparison, tokenizer: Any) -> None:
         )
 
 
-def print_table(costs: tuple[timing.LoadCost, timing.LoadCost], prefill: timing.Speed, decode: timing.Speed) -> None:
+def print_table(costs: list[dict[str, float]], prefill: timing.Speed, decode: timing.Speed) -> None:
     """Cost and speed of both models side by side."""
     stock, ours = costs
     rows = [
-        ("load, s", stock.seconds, ours.seconds, stock.seconds / ours.seconds),
-        ("peak memory, MiB", stock.peak_mib, ours.peak_mib, stock.peak_mib / ours.peak_mib),
+        *((label, stock[key], ours[key], stock[key] / ours[key]) for label, key in COSTS.items()),
         (f"prefill {timing.PREFILL_TOKENS}, tokens/s", prefill.stock, prefill.ours, prefill.ratio),
         ("decode, tokens/s", decode.stock, decode.ours, decode.ratio),
     ]
     print(f"\n{'':24}{'stock':>10}{'ours':>10}   ratio, above 1: ours is better ({torch.get_num_threads()} threads)")
     for label, first, second, ratio in rows:
         print(f"{label:24}{first:10.2f}{second:10.2f}   x{ratio:.2f}")
+    for name, speed in (("prefill", prefill), ("decode", decode)):
+        if speed.disturbance:
+            print(f"  {name} was disturbed: {speed.disturbance}")
     print()
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,9 +13,9 @@ from torch import nn
 
 from tools.project import ROOT, read_project
 
+QUESTION = "Explain in a few sentences why the sky is blue."
 DTYPE = torch.bfloat16
 NORM_KEY = "RMSNorm"
-OPERATIONS = {"CustomRMSNorm": "rms_norm", "RMSNormMLP": "rms_norm_mlp"}
 FUSION_KEY = (("RMSNorm", "model.layers.*.post_attention_layernorm"), ("MLP", "model.layers.*.mlp"))
 
 
@@ -35,6 +32,15 @@ def use_local_build(folder: Path = ROOT / "build") -> None:
     # It warns that a build of uncommitted sources cannot be reproduced: true of what is published, noise here.
     logging.getLogger("kernels.validate").setLevel(logging.ERROR)
     os.environ["LOCAL_KERNELS"] = f"{repository()[0]}={folder}"
+
+
+def encode(tokenizer: Any) -> torch.Tensor:
+    """The question in the model's chat form [1, T]."""
+    messages = [{"role": "user", "content": QUESTION}]
+    encoded = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    return encoded["input_ids"]
 
 
 def load_stock(checkpoint: Path) -> nn.Module:
@@ -63,28 +69,3 @@ def kernel() -> ModuleType:
 
     name, metadata = repository()
     return get_kernel(name, **metadata)
-
-
-@dataclass(frozen=True)
-class LayerCount:
-    """How many layers of one class run which implementation."""
-
-    count: int
-    name: str
-    operation: str
-    implementation: str
-
-
-def count_layers(model: nn.Module) -> list[LayerCount]:
-    """Our layers in `model` by class, with what is bound to their operation on the device of the model."""
-    counts = Counter(type(module) for module in model.modules() if getattr(module, "is_adopted", False))
-    device = next(model.parameters()).device
-    rows = []
-    for cls, count in counts.items():
-        made: Any = cls
-        # The copy of the package that owns the layer answers: several may live in this process.
-        owner = sys.modules[made._layout_kernels.layer.__module__.removesuffix(".layers")]
-        operation = OPERATIONS[made.kernel_layer_name]
-        prepared = getattr(owner, f"prepare_{operation}")(device)
-        rows.append(LayerCount(count, made.kernel_layer_name, operation, prepared.spec.name))
-    return sorted(rows, key=lambda row: row.name)

@@ -1,13 +1,13 @@
 """What is compared: our kernels, stock transformers, PyTorch's norm, torch.compile, and Liger where it is installed.
 
-Each contender is a function of a problem's tensors. One that cannot be had says why.
+Each contender is a function of a problem's tensors. One that cannot be had raises `LeftOutError`, which says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn import functional
@@ -21,14 +21,17 @@ OURS = "layout-kernels"
 Function = Callable[..., torch.Tensor]
 
 
+class LeftOutError(RuntimeError):
+    """Why something is not measured here."""
+
+
 @dataclass(frozen=True)
 class Norm:
-    """A norm by name: its forward, and its gradients from (grad, x, weight); `missing` says why it cannot be had."""
+    """A norm by name: its forward, and its gradients from (grad, x, weight) where autograd is not asked for them."""
 
     name: str
-    forward: Function | None
+    forward: Function
     gradients: Callable[..., tuple[torch.Tensor, ...]] | None = None
-    missing: str = ""
 
 
 def stock_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -37,51 +40,55 @@ def stock_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
 
 
-def _transformers_norm() -> tuple[Function, str]:
+def _transformers_norm() -> Norm:
     try:
         from transformers.models.llama.modeling_llama import LlamaRMSNorm
     except ImportError:
-        return stock_norm, "stock (LlamaRMSNorm's steps)"
+        return Norm("stock (LlamaRMSNorm's steps)", stock_norm)
 
     def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         module = LlamaRMSNorm(x.shape[-1], EPS)
         # The weight itself, not a parameter made of it: its gradient is asked for.
         return torch.func.functional_call(module, {"weight": weight}, (x,))
 
-    return forward, "stock (transformers)"
+    return Norm("stock (transformers)", forward)
 
 
 def _ours(direct: bool) -> Norm:
     """Through the public operator, or calling the kernels, which is how they run interpreted."""
-
-    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if direct:
-            return norm_kernels.rms_norm(x, weight, EPS, "cast_then_scale")
+    if not direct:
         from layout_kernels import rms_norm
 
-        return rms_norm(x, weight, EPS)
+        return Norm(OURS, lambda x, weight: rms_norm(x, weight, EPS))
+    return Norm(
+        OURS,
+        lambda x, weight: norm_kernels.rms_norm(x, weight, EPS, "cast_then_scale"),
+        lambda grad, x, weight: norm_kernels.rms_norm_backward(grad, x, weight, EPS, "cast_then_scale", True, True),
+    )
 
-    def gradients(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[Any, ...]:
-        return norm_kernels.rms_norm_backward(grad, x, weight, EPS, "cast_then_scale", True, True)
 
-    return Norm(OURS, forward, gradients if direct else None)
+def _missing(name: str, reason: str) -> Norm:
+    def forward(*_: Any) -> NoReturn:
+        raise LeftOutError(reason)
+
+    return Norm(name, forward, forward)
 
 
 def _liger() -> Norm:
     try:
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
     except ImportError as error:
-        return Norm("Liger", None, missing=f"not installed ({error.name})")
+        return _missing("Liger", f"not installed ({error.name})")
     return Norm("Liger", lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False))
 
 
 def norms(direct: bool) -> list[Norm]:
     """Ours first, then what it is compared with."""
-    stock, name = _transformers_norm()
     own = Norm("F.rms_norm", lambda x, weight: functional.rms_norm(x, (x.shape[-1],), weight, EPS))
+    found = [_ours(direct), _transformers_norm(), own]
     if direct:
-        return [_ours(direct), Norm(name, stock), own, Norm("torch.compile", None, missing="not while interpreting")]
-    return [_ours(direct), Norm(name, stock), own, Norm("torch.compile", torch.compile(stock_norm)), _liger()]
+        return [*found, _missing("torch.compile", "not while interpreting")]
+    return [*found, Norm("torch.compile", torch.compile(stock_norm)), _liger()]
 
 
 def stock_mlp(x: torch.Tensor, weight: torch.Tensor, gate: Any, up: Any, down: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Checks each contender's result and then times it: norms by width, the MLP by rows."""
+"""What is measured, as cases: norms by width, the MLP by rows. Each result is proven, then timed by the engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from typing import Any
 
 import torch
 
+from layout_kernels.benchmark.memory import flusher
+from layout_kernels.benchmark.proof import check
+from layout_kernels.benchmark.timers import Burst
+from layout_kernels.benchmark.turns import medians
+from layout_kernels.numerics.modes import ModePlugin
+from layout_kernels.numerics.suite import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED
 from tools.device import contenders
-from tools.device.contenders import OURS, Norm
-from tools.device.timing import graphed, seconds
+from tools.device.contenders import OURS, LeftOutError, Norm
+
+# Written before each call: no cache of a GPU holds it, and the host enqueues the call meanwhile.
+_FLUSHED_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,16 @@ class Row:
     kind: str
     problem: int
     contender: str
-    seconds: float | None = None
     least_bytes: int = 0
     error: float | None = None
     reason: str = ""
+    status: str = NOT_RUN
+    timing: dict[str, Any] | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The median of one call."""
+        return self.timing["median"] if self.timing else None
 
     @property
     def rate(self) -> float | None:
@@ -55,94 +69,87 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "bytes_per_second": self.rate}
+        return {**asdict(self), "seconds": self.seconds, "bytes_per_second": self.rate}
 
 
-def difference(found: Any, expected: torch.Tensor) -> float:
-    """The largest difference, in parts of the largest expected element."""
-    return ((found.float() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
+@dataclass(frozen=True)
+class Case:
+    """A row to be filled: what makes its call, the exact result, and how far from it a right one may be."""
 
+    row: Row
+    make: Callable[[], Callable[[], Any]]
+    exact: Any
+    bound: float
+    graph: bool = False
 
-def _timed(row: Row, device: str, call: Callable[[], Any], check: Callable[[Any], float], bound: float) -> Row:
-    try:
-        row.error = check(call())
-        if not row.error <= bound:
-            row.reason = f"wrong: differs by {row.error:.2e} of the largest element, {bound:.2e} is allowed; not timed"
+    def measure(self, device: str, deadline: float) -> Row:
+        """The row with the difference and the time of a call, on a cold cache; or with the reason why not."""
+        row = self.row
+        if time.monotonic() > deadline:
+            row.reason = "no time left"
             return row
-        row.seconds = seconds(call, device)
-    except Exception as error:  # noqa: BLE001, a contender of others may fail in any way; the report says how
-        row.reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    return row
+        try:
+            call = _graphed(self.make(), device) if self.graph else self.make()
+            row.error = check(row.contender, call(), self.exact, self.bound)
+            row.timing, row.status = _timing(call, device), PASSED
+        except LeftOutError as error:
+            row.reason, row.status = str(error), NOT_APPLICABLE
+        except Exception as error:  # noqa: BLE001, a contender of others may fail in any way; the report says how
+            row.reason, row.status = f"{type(error).__name__}: {error}".splitlines()[0][:200], FAILED
+        return row
 
 
-def _backward_of(norm: Norm, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:
+def _timing(call: Callable[[], Any], device: str) -> dict[str, Any]:
+    if device != "cuda":
+        return medians({"": Burst(call, 1)}, device, rounds=1, warmup=0).summary("")
+    burst = Burst(call, 1, before=flusher(_FLUSHED_BYTES, device), waits=False)
+    return medians({"": burst}, device, rounds=5, seconds=0.08, warmup=3).summary("")
+
+
+def _graphed(call: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The call as a CUDA graph; it returns what the graph writes to."""
+    if device != "cuda":
+        raise LeftOutError("needs a GPU")
+    call()  # which compiles it, or says why it cannot be had
+    captured = ModePlugin("cudagraph").prepare(call, device, 1)
+    return lambda: (captured.run(), captured.outputs()[0])[1]
+
+
+def _forward(function: Callable[..., Any], *tensors: torch.Tensor) -> Callable[[], Any]:
+    return torch.no_grad()(partial(function, *tensors))
+
+
+def _backward(norm: Norm, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:
     if norm.gradients is not None:
-        return lambda: norm.gradients(grad, x, weight)  # type: ignore[misc]
-    if norm.forward is None:
-        raise ValueError(f"{norm.name}: {norm.missing}")
+        return partial(norm.gradients, grad, x, weight)
     inputs = x.detach().requires_grad_(), weight.detach().requires_grad_()
-    out = norm.forward(*inputs)
-    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    return partial(torch.autograd.grad, norm.forward(*inputs), inputs, grad, retain_graph=True)
 
 
-def norm_rows(plan: Plan, deadline: float) -> Iterator[Row]:
+def norm_cases(plan: Plan) -> Iterator[Case]:
     """Forward, graphed forward and backward of every contender at every width, in bfloat16."""
     for width in plan.widths:
         make = torch.Generator().manual_seed(width)
-        shapes = (max(1, plan.elements // width), width), (max(1, plan.elements // width), width), (width,)
+        rows = max(1, plan.elements // width)
+        shapes = (rows, width), (rows, width), (width,)
         grad, x, weight = (torch.randn(s, generator=make).to(plan.device, torch.bfloat16) for s in shapes)
         wide = x.float().requires_grad_(), weight.float().requires_grad_()
         exact = contenders.stock_norm(*wide)
-        expected = (exact.detach(),), torch.autograd.grad(exact, wide, grad.float())
+        gradients = torch.autograd.grad(exact, wide, grad.float())
         for norm in contenders.norms(direct=plan.device != "cuda"):
-            for kind in ("forward", "graph", "backward"):
-                row = Row(kind, width, norm.name, least_bytes=2 * x.numel() * (3 if kind == "backward" else 2))
-                row.reason = _obstacle(plan, norm, kind, deadline)
-                yield row if row.reason else _norm_row(plan, row, norm, (grad, x, weight), expected)
+            forward, backward = partial(_forward, norm.forward, x, weight), partial(_backward, norm, grad, x, weight)
+            # bfloat16 rounds twice forward, and the weight's gradient sums a rounded factor: 2^-6 of the largest.
+            for kind, made, wanted in (
+                ("forward", forward, exact.detach()),
+                ("graph", forward, exact.detach()),
+                ("backward", backward, gradients),
+            ):
+                row = Row(kind, width, norm.name, 2 * x.numel() * (3 if kind == "backward" else 2))
+                yield Case(row, made, wanted, 2**-6, kind == "graph")
         torch._dynamo.reset()
 
 
-def _obstacle(plan: Plan, norm: Norm, kind: str, deadline: float) -> str:
-    if norm.forward is None:
-        return norm.missing
-    if kind == "graph" and plan.device != "cuda":
-        return "needs a GPU"
-    return "no time left" if time.monotonic() > deadline else ""
-
-
-def _norm_row(plan: Plan, row: Row, norm: Norm, tensors: tuple[Any, ...], expected: tuple[Any, Any]) -> Row:
-    grad, x, weight = tensors
-    backward = row.kind == "backward"
-    try:
-        call = _backward_of(norm, grad, x, weight) if backward else _forward_of(norm, x, weight, row.kind == "graph")
-    except Exception as error:  # noqa: BLE001, a contender of others may fail in any way; the report says how
-        row.reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        return row
-    # bfloat16 rounds twice forward, and the weight's gradient sums a rounded factor: 2^-6 of the largest.
-    return _timed(row, plan.device, call, _largest(expected[backward]), 2**-6)
-
-
-def _forward_of(norm: Norm, x: torch.Tensor, weight: torch.Tensor, graph: bool) -> Callable[[], Any]:
-    forward = norm.forward
-    if forward is None:
-        raise ValueError(f"{norm.name}: {norm.missing}")
-
-    def call() -> torch.Tensor:
-        with torch.no_grad():
-            return forward(x, weight)
-
-    return graphed(call) if graph else call
-
-
-def _largest(expected: tuple[torch.Tensor, ...]) -> Callable[[Any], float]:
-    def check(found: Any) -> float:
-        items = found if isinstance(found, tuple) else (found,)
-        return max(difference(item, wanted) for item, wanted in zip(items, expected, strict=True))
-
-    return check
-
-
-def mlp_rows(plan: Plan, deadline: float) -> Iterator[Row]:
+def mlp_cases(plan: Plan) -> Iterator[Case]:
     """The norm and MLP of models, stock beside ours with and without the kernel for few rows; as graphs on a GPU."""
     for name, width, size in plan.mlps:
         make = torch.Generator().manual_seed(width)
@@ -153,26 +160,15 @@ def mlp_rows(plan: Plan, deadline: float) -> Iterator[Row]:
         gate, up = (part.contiguous() for part in gate_up.chunk(2))
         for count in plan.rows:
             x = torch.randn(count, width, generator=make).to(plan.device, torch.bfloat16)
-            exact = contenders.stock_mlp(*(t.float() for t in (x, weight, gate, up, down)))
-            ours = x, weight, gate_up, down
+            with torch.no_grad():
+                exact = contenders.stock_mlp(*(t.float() for t in (x, weight, gate, up, down)))
             calls = {
-                OURS: partial(contenders.our_mlp, *ours),
-                "composed": partial(contenders.composed_mlp, *ours),
-                "stock": partial(contenders.stock_mlp, x, weight, gate, up, down),
+                OURS: partial(_forward, contenders.our_mlp, x, weight, gate_up, down),
+                "composed": partial(_forward, contenders.composed_mlp, x, weight, gate_up, down),
+                "stock": partial(_forward, contenders.stock_mlp, x, weight, gate, up, down),
             }
-            for contender, call in calls.items():
-                yield from _mlp_pair(plan, Row(f"mlp {name}", count, contender), call, exact, deadline)
-
-
-def _mlp_pair(plan: Plan, row: Row, call: Callable[[], Any], exact: torch.Tensor, deadline: float) -> Iterator[Row]:
-    row.least_bytes = 2 * exact.shape[-1]
-    if time.monotonic() > deadline:
-        row.reason = "no time left"
-        yield row
-        return
-    with torch.no_grad():
-        # Six roundings to bfloat16 on the way, each of half of 2^-8, amplified by a sum: 2^-5 of the largest.
-        yield _timed(row, plan.device, call, _largest((exact,)), 2**-5)
-        if plan.device == "cuda" and row.seconds is not None:
-            again = Row(row.kind + " graph", row.problem, row.contender, least_bytes=row.least_bytes)
-            yield _timed(again, plan.device, graphed(call), _largest((exact,)), 2**-5)
+            for contender, made in calls.items():
+                for graph in (False, True) if plan.device == "cuda" else (False,):
+                    row = Row(f"mlp {name}{' graph' if graph else ''}", count, contender, 2 * exact.shape[-1])
+                    # Six roundings to bfloat16, each of half of 2^-8, amplified by a sum: 2^-5 of the largest.
+                    yield Case(row, made, exact, 2**-5, graph)

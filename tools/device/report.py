@@ -1,18 +1,25 @@
-"""The report: targets judged, a table in Markdown, JSON, and a plot in SVG that needs no library."""
+"""The report: targets judged, tables, and a plot where matplotlib is installed."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from math import log2
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from layout_kernels.benchmark.plot import COLOURS, draw
+from layout_kernels.benchmark.report import seconds
+from layout_kernels.numerics.report import Report, Table, write_reports
 from tools.device.contenders import OURS
 from tools.device.measuring import Row
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
-_PANEL, _MARGIN = (460, 300), 55
+# Bytes a second, by a part of the device's name: the maker's figures. Others are compared with copying alone.
+_PEAKS = {"H200": 4.8e12, "H100 PCIe": 2.0e12, "H100 NVL": 3.9e12, "H100": 3.35e12, "A100-SXM4-80GB": 2.039e12}
+
+
+def peak_bandwidth(name: str) -> float | None:
+    """The maker's figure for a device's memory, or None where it is not known here."""
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
 
 
 def _least_share(kind: str, width: int) -> float | None:
@@ -52,74 +59,41 @@ def _verdict(what: str, reached: float, target: float) -> dict[str, Any]:
     return {"what": what, "reached": round(reached, 3), "target": target, "met": reached >= target}
 
 
-def markdown(payload: dict[str, Any], rows: Sequence[Row]) -> str:
-    """The report for a reader."""
-    lines = [
-        f"# {payload['device']}",
-        "",
-        f"{payload['versions']}; copy {payload['copy_bytes_per_second'] / 1e9:.0f} GB/s",
-    ]
-    lines += [
-        "",
-        f"numerics: {payload['numerics']}",
-        "",
-        "| what | problem | contender | µs | GB/s |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+def tables(payload: dict[str, Any], rows: Sequence[Row]) -> list[Table]:
+    """What was measured, the targets, and what else a reader must know."""
+    measured = Table("Medians of a call, cold caches", ("what", "problem", "contender", "time", "GB/s"))
     for row in rows:
-        if row.seconds is None:
-            lines.append(f"| {row.kind} | {row.problem} | {row.contender} | {row.reason} | |")
-        else:
-            rate = f"{(row.rate or 0) / 1e9:.0f}" if not row.kind.startswith("mlp") else ""
-            lines.append(f"| {row.kind} | {row.problem} | {row.contender} | {row.seconds * 1e6:.1f} | {rate} |")
-    lines += ["", "| target | reached | asked | |", "| --- | --- | --- | --- |"]
+        rate = f"{row.rate / 1e9:.0f}" if row.rate and not row.kind.startswith("mlp") else ""
+        time = seconds(row.seconds) if row.seconds else row.reason
+        measured.rows.append((row.kind, str(row.problem), row.contender, time, rate))
+    judged = Table("Targets", ("target", "reached", "asked", "met"))
     for item in payload["verdicts"]:
-        lines.append(
-            f"| {item['what']} | {item['reached']} | {item['target']} | {'met' if item['met'] else 'MISSED'} |"
-        )
-    return "\n".join(lines) + "\n"
+        judged.rows.append((item["what"], item["reached"], item["target"], "yes" if item["met"] else "MISSED"))
+    facts: list[Sequence[str]] = [(f"numerics, {mode}", how) for mode, how in payload["numerics"].items()]
+    facts.append(("copy in memory", f"{payload['copy_bytes_per_second'] / 1e9:.0f} GB/s"))
+    facts.append(("disturbed by", payload["disturbance"] or "nothing that is watched"))
+    return [Table("The run", ("what", "how"), facts), judged, measured]
 
 
-def _panel(kind: str, rows: Sequence[Row], left: int) -> list[str]:
-    points = [row for row in rows if row.kind == kind and row.rate]
-    top = max((row.rate or 0) for row in points)
-    widths = sorted({row.problem for row in points})
-    low, high = log2(widths[0]), max(log2(widths[-1]), log2(widths[0]) + 1)
-    width, height = _PANEL
-
-    def place(row: Row) -> str:
-        across = left + _MARGIN + (log2(row.problem) - low) / (high - low) * (width - 2 * _MARGIN)
-        return f"{across:.1f},{height - _MARGIN - (row.rate or 0) / top * (height - 2 * _MARGIN):.1f}"
-
-    drawn = [f'<text x="{left + width / 2}" y="20" text-anchor="middle">{kind}, GB/s up to {top / 1e9:.0f}</text>']
-    for index, name in enumerate(dict.fromkeys(row.contender for row in points)):
-        colour, y = _COLOURS[index % len(_COLOURS)], 38 + 14 * index
-        line = " ".join(place(row) for row in points if row.contender == name)
-        drawn.append(
-            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{3 if name == OURS else 1.5}"/>'
-        )
-        drawn.append(f'<text x="{left + _MARGIN}" y="{y}" fill="{colour}" font-size="11">{name}</text>')
-    for number in widths:
-        x = place(Row(kind, number, "", 1.0, 0)).split(",")[0]
-        drawn.append(f'<text x="{x}" y="{height - 30}" font-size="10" text-anchor="middle">{number}</text>')
-    return drawn
+def _panel(axes: Any, rows: Sequence[Row]) -> None:
+    for colour, name in zip(COLOURS, dict.fromkeys(row.contender for row in rows), strict=False):
+        points = [(row.problem, row.rate / 1e9) for row in rows if row.contender == name and row.rate]
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=3 if name == OURS else 1.5, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("GB/s")
+    axes.legend(fontsize=8)
 
 
-def svg(rows: Sequence[Row]) -> str:
-    """Rate against width, a panel each for forward and backward."""
-    kinds = [kind for kind in ("forward", "backward") if any(row.kind == kind and row.rate for row in rows)]
-    size = f'width="{_PANEL[0] * max(1, len(kinds))}" height="{_PANEL[1]}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">']
-    parts.append('<rect width="100%" height="100%" fill="white"/>')
-    for index, kind in enumerate(kinds):
-        parts += _panel(kind, rows, index * _PANEL[0])
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def write(folder: Path, payload: dict[str, Any], rows: Sequence[Row]) -> None:
-    """device_check.json, .md and .svg."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(folder: Path, payload: dict[str, Any], rows: Sequence[Row]) -> list[str]:
+    """device_check.json, .md and .svg, rate against width; what could not be written, and why."""
     whole = {**payload, "rows": [row.as_dict() for row in rows]}
-    (folder / "device_check.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    (folder / "device_check.md").write_text(markdown(payload, rows), encoding="utf-8")
-    (folder / "device_check.svg").write_text(svg(rows), encoding="utf-8")
+    report = Report(whole, tables(payload, rows))
+    problems = write_reports(report, [folder / "device_check.json", folder / "device_check.md"])
+    kinds = {kind: [row for row in rows if row.kind == kind and row.rate] for kind in ("forward", "backward")}
+    panels = {kind: partial(_panel, rows=found) for kind, found in kinds.items() if found}
+    try:
+        draw(folder / "device_check.svg", payload["device"], panels)
+    except ImportError as error:
+        problems.append(str(error))
+    return problems

@@ -21,17 +21,6 @@ from tools.publishing.build_under_test import BuildUnderTest
 
 MARK = "found: "
 ABSENT = ("triton", "torch_npu", "transformers")
-# What each layer stands in for: `kernels` compares the two when it binds a layer. A layer with a layout is compared
-# with that as well, since the layout is the class that a loaded model has.
-REPLACES = {
-    "CustomRMSNorm": "transformers.models.llama.modeling_llama:LlamaRMSNorm",
-    "FP32RMSNorm": "transformers.models.olmo2.modeling_olmo2:Olmo2RMSNorm",
-    "ZeroCenteredRMSNorm": "transformers.models.gemma2.modeling_gemma2:Gemma2RMSNorm",
-    "RMSNorm": "transformers.models.llama.modeling_llama:LlamaRMSNorm",
-    "GatedMLP": "transformers.models.llama.modeling_llama:LlamaMLP",
-    "RMSNormGated": "transformers.models.qwen3_next.modeling_qwen3_next:Qwen3NextRMSNormGated",
-    "Linear": "torch.nn:Linear",
-}
 
 
 def imports_bare(build: BuildUnderTest) -> list[str]:
@@ -161,7 +150,7 @@ def _layers(variants: list[Path]) -> dict[str, Any]:
 
     def look(variant: Path) -> dict[str, Any]:
         kernel = get_local_kernel(variant)
-        return {"missing": _missing_names(kernel), "problems": _layer_problems(kernel.layers)}
+        return {"missing": _missing_names(kernel), "problems": _layer_problems(kernel)}
 
     return _each(variants, look)
 
@@ -185,11 +174,15 @@ def _missing_names(kernel: Any) -> list[str]:
     return missing
 
 
-def _layer_problems(layers: Any) -> list[str]:
+def _layer_problems(kernel: Any) -> list[str]:
     from importlib import import_module
 
     from kernels.layer.layer import _validate_layer
 
+    layers = kernel.layers
+    # `kernels` compares the two when it binds a layer. A layer with a layout is compared with that as well, since the
+    # layout is the class that a loaded model has.
+    stands_for = {row.name: row.stands_for for row in import_module(".layer_table", kernel.__name__).ROWS}
     own = {n: v for n, v in vars(layers).items() if isinstance(v, type) and v.__module__ == layers.__name__}
     problems = []
     for name, layer in own.items():
@@ -197,11 +190,13 @@ def _layer_problems(layers: Any) -> list[str]:
         if name.endswith("Layout") or name.startswith("_"):
             continue
         others = [own[f"{name}Layout"]] if f"{name}Layout" in own else []
-        if name in REPLACES:
-            module, _, attribute = REPLACES[name].partition(":")
+        if stands_for.get(name):
+            module, _, attribute = stands_for[name].partition(":")
             others.append(getattr(import_module(module), attribute))
         if not others:
-            problems.append(f"layer {name} has no layout and no entry in REPLACES: say what it replaces")
+            problems.append(
+                f"layer {name} has no layout and stands for nothing in layer_table.py: say what it is put in place of"
+            )
         for other in others:
             try:
                 _validate_layer(check_cls=other, cls=layer, repo=name)

@@ -76,4 +76,4 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run("layout_kernels", main))
+    sys.exit(run(__package__ or "", main))

@@ -2,8 +2,8 @@
 
 ``<Name>`` is what runs: stateless, only ``forward``. ``<Name>Layout`` is what transformers puts into the model while a
 checkpoint is loaded: the parameters under the kernel's names, and the rules that fill them. When the load ends the
-layout settles: what stands there then is the stock module, whose class runs ``<Name>.forward`` (``adopted.py``). Both
-are named in a ``KernelConfig`` by ``<Name>``. Nothing is computed here: a layer calls an operation of ``ops``.
+layout settles: what stands there then is the stock module, whose class runs ``<Name>.forward`` (``running/adopted``).
+Both are named in a ``KernelConfig`` by ``<Name>``. Nothing is computed here: a layer calls an operation of ``ops``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from . import flavours, gated, gated_mlp, norm
 from .layouts.fused import FusedLayout
 from .layouts.mlp import PlainMLPLayout
 from .layouts.norm import NormLayout
@@ -23,7 +22,17 @@ from .ops.gated_rms_norm import gated_rms_norm
 from .ops.linear import linear
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm_mlp import rms_norm_mlp
-from .plain import TENSORS, child, mark_linear_forward, parameter, weight_and_bias
+from .recognition import gated_norms, norms
+from .running import gated_mlp, norm
+from .running.plain import (
+    LINEAR_FORWARD,
+    TENSORS,
+    child,
+    is_unwatched,
+    mark_linear_forward,
+    parameter,
+    weight_and_bias,
+)
 
 
 class CustomRMSNorm(nn.Module):
@@ -37,7 +46,7 @@ class CustomRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return norm.run(self, hidden_states, norm.eps_of(self, "cast_then_scale"), "cast_then_scale")
+        return norm.run(self, hidden_states, "cast_then_scale")
 
 
 class CustomRMSNormLayout(NormLayout):
@@ -56,7 +65,7 @@ class FP32RMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return norm.run(self, hidden_states, norm.eps_of(self, "scale_then_cast"), "scale_then_cast")
+        return norm.run(self, hidden_states, "scale_then_cast")
 
 
 class FP32RMSNormLayout(NormLayout):
@@ -75,7 +84,7 @@ class ZeroCenteredRMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension; any leading dimensions."""
-        return norm.run(self, hidden_states, norm.eps_of(self, "one_plus_scale"), "one_plus_scale")
+        return norm.run(self, hidden_states, "one_plus_scale")
 
 
 class ZeroCenteredRMSNormLayout(NormLayout):
@@ -97,8 +106,8 @@ class RMSNorm(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         """RMSNorm of the last dimension, in the flavour of the module's own class."""
-        flavour, eps_name = flavours.norm_class_flavour(self)
-        return norm.run(self, hidden_states, getattr(self, eps_name), flavour)
+        flavour, eps_name = norms.norm_class_flavour(self)
+        return norm.compute(self, hidden_states, getattr(self, eps_name), flavour)
 
 
 class RMSNormGated(nn.Module):
@@ -109,7 +118,7 @@ class RMSNormGated(nn.Module):
 
     def forward(self: Any, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Gated RMSNorm of the last dimension; ``gate`` has the shape of ``hidden_states``."""
-        flavour, order, group_size, activation, eps_name = gated.class_arguments(self)
+        flavour, order, group_size, activation, eps_name = gated_norms.class_arguments(self)
         eps = getattr(self, eps_name)
         return gated_rms_norm(hidden_states, gate, self.weight, eps, flavour, order, group_size, activation)
 
@@ -126,8 +135,11 @@ class Linear(nn.Module):
     # `input` is the name that nn.Linear.forward has for it, and `kernels` compares the two.
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """``input @ weight^T + bias`` on the last dimension, [..., in_features] to [..., out_features]."""
+        stock = type(self).forward
+        if stock is not LINEAR_FORWARD and not hasattr(stock, "is_linear_forward"):
+            return stock(self, input)  # patched, or of another class, since ours was bound
         weight = parameter(self, "weight")
-        if type(weight) in TENSORS:
+        if type(weight) in TENSORS and is_unwatched():
             return linear(input, weight, parameter(self, "bias"))
         return functional.linear(input, weight, self.bias)  # quantised or sharded: the tensor knows how to multiply
 

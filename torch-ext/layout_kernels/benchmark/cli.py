@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from ..numerics.arguments import Request, positive, read
 from ..numerics.catalog import suites as all_suites
@@ -69,17 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _settings(common: argparse.Namespace) -> Settings:
-    return Settings(
-        device=common.device,
-        iterations=common.iterations,
-        repeats=common.repeats,
-        seconds=common.seconds,
-        warmup=common.warmup,
-        drift_limit=common.drift_limit,
-        load_limit=common.load_limit,
-        attempts=common.attempts,
-        cache_bytes=2 * last_level_cache(common.device),
-    )
+    asked = {field.name: getattr(common, field.name) for field in fields(Settings) if hasattr(common, field.name)}
+    return Settings(**asked, cache_bytes=2 * last_level_cache(common.device))
 
 
 def run(request: Request) -> tuple[Report, BaseException | None]:

@@ -102,44 +102,37 @@ class Reading:
     time: float
 
 
-def _read() -> Reading:
-    return Reading(_busy(), _own(), time.monotonic())
-
-
-def _since(reading: Reading, device_processes: int | None) -> Load:
-    now = _read()
-    seconds = now.time - reading.time
-    if now.busy is None or reading.busy is None or seconds <= 0:
-        return Load(None, device_processes, seconds)
-    others = (now.busy - reading.busy) - (now.own - reading.own)
-    return Load(max(0.0, others) / (seconds * len(_allowed())), device_processes, seconds)
-
-
 @LoadPlugin("cpu").register()
 class CpuLoad:
     """The time of the CPUs that we may use less our own."""
 
     @staticmethod
-    def start(device: str) -> Reading:  # noqa: ARG004, as the other watches
+    def start(device: str) -> Reading:  # noqa: ARG004, as a watch that needs it
         """Begin to watch."""
-        return _read()
+        return Reading(_busy(), _own(), time.monotonic())
+
+    @classmethod
+    def stop(cls, reading: Reading) -> Load:
+        """What others did since."""
+        now, processes = cls.start(""), cls.device_processes()
+        seconds = now.time - reading.time
+        if now.busy is None or reading.busy is None or seconds <= 0:
+            return Load(None, processes, seconds)
+        others = (now.busy - reading.busy) - (now.own - reading.own)
+        return Load(max(0.0, others) / (seconds * len(_allowed())), processes, seconds)
 
     @staticmethod
-    def stop(reading: Reading) -> Load:
-        """What others did since."""
-        return _since(reading, None)
+    def device_processes() -> int | None:
+        """Other processes on the accelerator."""
+        return None
 
 
 @LoadPlugin("cuda").register()
 class CudaLoad(CpuLoad):
     """The CPUs, and the processes that the driver lists."""
 
-    @staticmethod
-    def stop(reading: Reading) -> Load:
-        """What others did since."""
-        return _since(reading, _cuda_processes())
+    device_processes = staticmethod(_cuda_processes)
 
 
-@LoadPlugin("npu").register()
-class NpuLoad(CpuLoad):
-    """The CPUs; the vendor's tool has no output for programs to read, so the NPU is reported as not watched."""
+# The vendor's tool has no output for programs to read, so an NPU's processes are not known.
+LoadPlugin("npu").register()(CpuLoad)

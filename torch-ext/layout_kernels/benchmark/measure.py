@@ -11,8 +11,10 @@ from statistics import median
 from typing import Any
 
 from .load import Load, LoadPlugin
-from .statistics import summary
+from .memory import flusher
+from .statistics import drift, summary
 from .timers import Burst, Sample, TimerPlugin
+from .turns import in_turns
 
 CACHES = ("warm", "cold")
 # A sample of short calls is taken of several, so that the clock's own grain does not show.
@@ -28,11 +30,10 @@ class Settings:
     Attributes:
         device: where.
         iterations: samples of a turn.
-        repeats: rounds, at least; in each the baseline has its turn, then the others, then the baseline again, then
-            the others in the opposite order: what runs before the baseline has an effect on it, so it never is itself.
+        repeats: rounds, at least; see `turns.in_turns`.
         seconds: how long rounds go on, at least.
         warmup: untimed calls before each turn.
-        drift_limit: how far the baseline may move while the others run, see `drift`.
+        drift_limit: how far the baseline may move while the others run, see `statistics.drift`.
         load_limit: the share of the CPUs that others may use meanwhile.
         attempts: how often to try again what was disturbed.
         cache_bytes: what is overwritten before each cold call.
@@ -74,15 +75,15 @@ class Comparison:
 
     Attributes:
         timings: for each name and cache the summaries of `enqueue`, `device` and `wall`, in seconds of one call.
-        baseline_rounds: for each cache the medians of the baseline's turns, two a round.
-        drift: see `drift`.
+        baseline_turns: for each cache a summary of the medians of the baseline's turns, two a round.
+        drift: see `statistics.drift`.
         load: what other processes did.
         invalid_because: why nothing may be concluded; empty: it may.
         discarded: the reasons of attempts that were made before.
     """
 
     timings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    baseline_rounds: dict[str, list[float]] = field(default_factory=dict)
+    baseline_turns: dict[str, dict[str, Any]] = field(default_factory=dict)
     drift: dict[str, float] = field(default_factory=dict)
     load: dict[str, Any] = field(default_factory=dict)
     invalid_because: list[str] = field(default_factory=list)
@@ -97,28 +98,6 @@ class Comparison:
 def own_median(timing: Mapping[str, Any]) -> float:
     """The median that is compared: the device's interval where there is one, else the wall's."""
     return float((timing["device"] or timing["wall"])["median"])
-
-
-def drift(turns: Sequence[Sequence[float]]) -> float:
-    """How far a baseline moved while the others ran: the median over all rounds of its change in one.
-
-    The change in a round is that of the median of the turn after the others from the median of the turn before them,
-    relative to it. A kernel that leaves the machine slower shows, and so does a clock that runs away. What changes
-    from one second to the next, as a shared machine's memory does, moves the others as it moves the baseline beside
-    them.
-
-    Args:
-        turns: the samples of each turn in their order, before and after the others by turns.
-    """
-    medians = [median(turn) for turn in turns]
-    return median(_change(before, after) for before, after in zip(medians[::2], medians[1::2], strict=True))
-
-
-def _change(earlier: float, later: float) -> float:
-    # A clock too coarse to see the call shows no time at all: any time after that is infinitely far from it.
-    if earlier == 0:
-        return math.inf if later else 0.0
-    return later / earlier - 1
 
 
 class _Recorder:
@@ -139,8 +118,8 @@ class _Recorder:
         self._bursts["warm"] = Burst(subject.run, subject.calls, often)
         self._bursts["cold"] = Burst(subject.run_cold, 1, 1, self._flush)
 
-    def turn(self) -> dict[str, list[float]]:
-        """The samples of one turn, for each cache."""
+    def turn(self) -> dict[str, float]:
+        """The median of one turn, for each cache."""
         subject, device = self.subject, self._settings.device
         with subject.context():
             for _ in range(self._settings.warmup):
@@ -151,7 +130,7 @@ class _Recorder:
             for cache, burst in self._bursts.items():
                 taken = [self._timer.sample(burst, device) for _ in range(self._settings.iterations)]
                 self._samples[cache] += taken
-                own[cache] = [sample.own for sample in taken]
+                own[cache] = median(sample.own for sample in taken)
             return own
 
     def timing(self) -> dict[str, Any]:
@@ -175,18 +154,12 @@ def _once(baseline: Subject, others: Sequence[Subject], settings: Settings, flus
     recorders = [_Recorder(subject, settings, flush) for subject in (baseline, *others)]
     watch = LoadPlugin(settings.device.partition(":")[0])
     reading = watch.start(settings.device)
-    turns: dict[str, list[list[float]]] = {cache: [] for cache in CACHES}
-    end = time.monotonic() + settings.seconds
-    while len(turns["warm"]) < 2 * settings.repeats or time.monotonic() < end:
-        for order in (recorders, recorders[:1] + recorders[:0:-1]):
-            taken = [recorder.turn() for recorder in order]
-            for cache in CACHES:
-                turns[cache].append(taken[0][cache])
+    taken = in_turns([recorder.turn for recorder in recorders], settings.repeats, settings.seconds)
     load: Load = watch.stop(reading)
     found = Comparison({recorder.subject.name: recorder.timing() for recorder in recorders}, load=load.as_dict())
     for cache in CACHES:
-        found.baseline_rounds[cache] = [median(samples) for samples in turns[cache]]
-        found.drift[cache] = drift(turns[cache])
+        turns = [turn[cache] for turn in taken[0]]
+        found.baseline_turns[cache], found.drift[cache] = summary(turns), drift(turns)
         if abs(found.drift[cache]) > settings.drift_limit:
             found.invalid_because.append(
                 f"the baseline drifted by {found.drift[cache]:+.1%} ({cache} cache) while timing; "
@@ -205,13 +178,7 @@ def compare(baseline: Subject, others: Sequence[Subject], settings: Settings) ->
     apart, for what disturbs usually lasts. Whether one counts depends on the baseline and the load alone, so trying
     again favours nobody.
     """
-    import torch
-
-    spoiled = torch.zeros(max(settings.cache_bytes, 4) // 4, device=settings.device)
-
-    def flush() -> None:
-        spoiled.add_(1)
-
+    flush = flusher(settings.cache_bytes, settings.device)
     discarded: list[list[str]] = []
     while True:
         found = _once(baseline, others, settings, flush)

@@ -1,4 +1,4 @@
-"""How much memory a call holds at once, and a process that keeps what it has freed."""
+"""How much memory a call or a process holds at once, a process that keeps what it has freed, and cold caches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 # Parameters of mallopt(3) of the GNU C library.
@@ -27,6 +28,23 @@ def keep_freed_memory(device: str) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # Off, both: no size is too large for the heap, and no free piece at its end is given back.
     return mallopt is not None and all(mallopt(*setting) == 1 for setting in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)))
+
+
+def flusher(nbytes: int, device: str) -> Callable[[], Any]:
+    """A call that overwrites so many bytes of the device's memory, and with them what its caches held."""
+    import torch
+
+    written = torch.zeros(max(nbytes, 4) // 4, device=device)
+    return lambda: written.add_(1)
+
+
+def process_peak_mib() -> float:
+    """Peak of this process's memory in MiB, from Linux's /proc.
+
+    Not ru_maxrss: that one survives exec, so a child of a large process starts with its parent's peak.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def peak_bytes(function: Callable[[], Any], device: str) -> int:

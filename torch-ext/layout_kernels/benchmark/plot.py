@@ -1,20 +1,47 @@
-"""The plot of a benchmark: rate against size, every implementation, and the machine's limit. matplotlib is imported
-only when a plot is written.
+"""Plots of measurements; that of a benchmark: rate against size, every implementation, and the machine's limit.
+
+matplotlib is imported only when a plot is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..numerics.report import Report, ReportPlugin
 
 _COLUMNS = 2
-_WIDTH, _HEIGHT, _DPI = 9.0, 3.2, 100  # inches, and dots an inch: as wide as a README shows it
+_WIDTH, _HEIGHT, _DPI = 9.0, 3.2, 100  # inches of the page and of a line of panels, dots an inch; fits a README
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = "osD^vP"
+
+
+def draw(path: Path, title: str, panels: Mapping[str, Callable[[Any], None]]) -> None:
+    """Write a figure of panels, two side by side: by title, what draws on a panel's axes.
+
+    Raises:
+        ImportError: matplotlib is not installed; the message says how.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"{path}: a plot needs matplotlib; pip install matplotlib, or leave it out") from error
+    lines = max(1, -(-len(panels) // _COLUMNS))
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * lines + 0.5), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    for index, (name, panel) in enumerate(panels.items()):
+        axes = figure.add_subplot(lines, _COLUMNS if len(panels) > 1 else 1, index + 1)
+        panel(axes)
+        axes.set_title(name, fontsize=11)
+    figure.suptitle(title, fontsize=11)
+    # The same measurements give the same file, whose text can be searched.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "layout_kernels"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def series(rows: Sequence[Mapping[str, Any]], work: str) -> dict[str, list[tuple[float, float]]]:
@@ -58,7 +85,7 @@ def _panel(axes: Any, operation: str, rows: Sequence[Mapping[str, Any]], payload
     for index, name in enumerate(sorted(lines, key=lambda name: (name != candidate, name))):
         sizes, rates = zip(*lines[name], strict=True)
         width = 2.2 if name == candidate else 1.2
-        style = {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+        style = {"color": COLOURS[index % len(COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
         label = name.removesuffix(f".{operation}")
         axes.plot(sizes, [rate / 1e9 for rate in rates], linewidth=width, markersize=4, label=label, **style)
     if payload["limits"]:
@@ -68,7 +95,6 @@ def _panel(axes: Any, operation: str, rows: Sequence[Mapping[str, Any]], payload
         axes.plot(sizes, [rate / 1e9 for rate in rates], "k--", linewidth=1, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_title(operation, fontsize=11)
     axes.set_ylabel("GB/s" if work == "bytes" else "GFLOP/s")
     axes.set_xlabel("elements of the input")
     axes.grid(True, which="both", alpha=0.2)
@@ -85,28 +111,17 @@ def write_plot(report: Report, path: Path) -> None:
     payload = report.payload
     if payload["kind"] != "benchmark":
         raise ValueError(f"{path}: a plot shows a benchmark; {payload['kind']} writes .json and .md")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"{path}: a plot needs matplotlib; pip install matplotlib, or leave it out") from error
-    panels = {}
+    panels: dict[str, Callable[[Any], None]] = {}
     for operation in dict.fromkeys(row["operation"] for row in payload["cases"]):
         rows = [row for row in payload["cases"] if row["operation"] == operation and row.get("comparison")]
         if series(rows, _work(rows)):
-            panels[operation] = rows
+            panels[operation] = partial(_panel, operation=operation, rows=rows, payload=payload)
     if not panels:
         raise ValueError(f"{path}: no measurement counts, so there is nothing to plot")
-    lines = -(-len(panels) // _COLUMNS)
-    figure = Figure(figsize=(_WIDTH, _HEIGHT * lines + 0.5), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    for index, (operation, rows) in enumerate(panels.items()):
-        _panel(figure.add_subplot(lines, _COLUMNS if len(panels) > 1 else 1, index + 1), operation, rows, payload)
     surroundings = payload["environment"]
     where = (surroundings["accelerator"] or {}).get("name") or surroundings["processor"]
     threads = f", threads: {surroundings['threads']}" if surroundings["accelerator"] is None else ""
-    figure.suptitle(f"{where}{threads}, {payload['created'][:10]}, cold cache, higher is better", fontsize=11)
-    figure.savefig(path)
+    draw(path, f"{where}{threads}, {payload['created'][:10]}, cold cache, higher is better", panels)
 
 
 for _format in ("png", "svg"):

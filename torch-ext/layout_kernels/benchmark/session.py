@@ -191,14 +191,6 @@ def _rates(entry: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
 def _described(comparison: Comparison, row: dict[str, Any], base: str) -> dict[str, Any]:
     candidate, baseline = comparison.timings[row["implementation"]], comparison.timings[base]
     speedup = {cache: own_median(baseline[cache]) / own_median(candidate[cache]) for cache in CACHES}
-    return {
-        "baseline": base,
-        "valid": comparison.valid,
-        "invalid_because": comparison.invalid_because,
-        "speedup": speedup if comparison.valid else None,
-        "drift": comparison.drift,
-        "baseline_rounds": comparison.baseline_rounds,
-        "load": comparison.load,
-        "discarded": comparison.discarded,
-        "calls_per_graph": GRAPH_CALLS,
-    }
+    found = {name: value for name, value in vars(comparison).items() if name != "timings"}
+    valid = {"valid": comparison.valid, "speedup": speedup if comparison.valid else None}
+    return {"baseline": base, **valid, **found, "calls_per_graph": GRAPH_CALLS}

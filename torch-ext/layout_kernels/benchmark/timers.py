@@ -13,6 +13,20 @@ from ..plugin import BasePlugin
 clock = time.perf_counter
 
 
+def processor_clock() -> Callable[[], float]:
+    """With one thread its processor time, which stands still while other processes run; else the wall clock."""
+    import torch
+
+    return time.thread_time if torch.get_num_threads() == 1 else clock
+
+
+def seconds_of(run: Callable[[], Any], now: Callable[[], float]) -> float:
+    """How long a call takes by a clock of the host."""
+    start = now()
+    run()
+    return now() - start
+
+
 @dataclass(frozen=True)
 class Sample:
     """Seconds of one call of an operation.
@@ -43,12 +57,17 @@ class Burst:
         calls: see there.
         repeats: how often `run` is called between two readings of the clock.
         before: called before each reading, outside of what is timed; None: nothing.
+        clock: of the host; None: the wall's.
+        waits: whether a device is done with `before` before anything is timed. Otherwise it still works on that while
+            the host enqueues the calls, so `device` is without the gaps that a slow host leaves, and `wall` too long.
     """
 
     run: Callable[[], Any]
     calls: int
     repeats: int = 1
     before: Callable[[], Any] | None = None
+    clock: Callable[[], float] | None = None
+    waits: bool = True
 
 
 class TimerPlugin(BasePlugin):
@@ -64,48 +83,39 @@ class CpuTimer:
         """Time a burst."""
         if burst.before is not None:
             burst.before()
-        start = clock()
+        now = burst.clock or clock
+        start = now()
         for _ in range(burst.repeats):
             burst.run()
-        seconds = (clock() - start) / (burst.repeats * burst.calls)
+        seconds = (now() - start) / (burst.repeats * burst.calls)
         return Sample(seconds, None, seconds)
 
 
-def _events(burst: Burst, device: str) -> Sample:
-    import torch
-
-    module: Any = torch.get_device_module(device)
-    first, last = module.Event(enable_timing=True), module.Event(enable_timing=True)
-    if burst.before is not None:
-        burst.before()
-    module.synchronize(device)
-    start = clock()
-    first.record()
-    for _ in range(burst.repeats):
-        burst.run()
-    last.record()
-    enqueued = clock()
-    module.synchronize(device)
-    done = clock()
-    calls = burst.repeats * burst.calls
-    return Sample((enqueued - start) / calls, first.elapsed_time(last) / 1e3 / calls, (done - start) / calls)
-
-
-@TimerPlugin("cuda").register()
-class CudaTimer:
-    """CUDA events, and the host's clock around them."""
-
-    @staticmethod
-    def sample(burst: Burst, device: str) -> Sample:
-        """Time a burst."""
-        return _events(burst, device)
-
-
 @TimerPlugin("npu").register()
-class NpuTimer:
-    """NPU events, which torch_npu offers as torch does CUDA's, and the host's clock around them."""
+@TimerPlugin("cuda").register()
+class EventTimer:
+    """Events on the device's queue, which torch_npu offers as torch does, and the host's clock around them."""
 
     @staticmethod
     def sample(burst: Burst, device: str) -> Sample:
         """Time a burst."""
-        return _events(burst, device)
+        import torch
+
+        module: Any = torch.get_device_module(device)
+        first, last = module.Event(enable_timing=True), module.Event(enable_timing=True)
+        if not burst.waits:
+            module.synchronize(device)
+        if burst.before is not None:
+            burst.before()
+        if burst.waits:
+            module.synchronize(device)
+        start = clock()
+        first.record()
+        for _ in range(burst.repeats):
+            burst.run()
+        last.record()
+        enqueued = clock()
+        module.synchronize(device)
+        done = clock()
+        calls = burst.repeats * burst.calls
+        return Sample((enqueued - start) / calls, first.elapsed_time(last) / 1e3 / calls, (done - start) / calls)

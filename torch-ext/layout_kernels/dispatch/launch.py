@@ -6,6 +6,7 @@ In eager inference on plain tensors the selected callable is, which saves the di
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.autograd import forward_ad
 
 from .custom_ops import library, register_custom_op
 from .flops import count, tell_counters
+from .runtime import RUNTIME
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
@@ -54,41 +56,73 @@ def is_direct(*tensors: torch.Tensor | None) -> bool:
 
 def define_operator(
     name: str,
-    launch: Callable[..., Any],
+    check: Callable[..., None],
+    result: Callable[..., Any],
     *,
     mutates_args: tuple[str, ...],
-    fake: Callable[..., Any],
     differentiable: Callable[..., Any],
     plain: Callable[..., Any] | None = None,
+    returns: Any = torch.Tensor,
+    like: int = 0,
+    launch: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
 ) -> torch._ops.OpOverload:
-    """Make an operator of this copy's namespace.
+    """Make an operator of this copy's namespace, which runs the implementation that is selected for its device.
 
     Args:
-        name: of the operator, without namespace.
-        launch: checks the arguments and calls the implementation of the tensors' device; annotated.
+        name: of the operation, and of the operator without namespace.
+        check: raises for arguments that are not allowed; its annotated arguments are the operator's.
+        result: the results of the arguments without values: shapes, dtypes, device, and None for one that was not
+            asked for.
         mutates_args: the arguments that are written to.
-        fake: shapes and dtypes of the results, with the same check.
         differentiable: called in place of the operator when a gradient is to be recorded; made of what autograd
             knows.
         plain: the same from torch's own operators only, for forward-mode differentiation and the transforms of
             torch.func; None: `differentiable` is.
+        returns: the annotation of the result.
+        like: which argument says the device; a result that is None becomes an empty tensor of its dtype.
+        launch: called in place of the selected implementation.
         flops: how many its products take, from the shapes of the arguments; None: it has no product.
 
     Returns:
         The operator, which refuses `torch.func.vmap`.
     """
+    selected = RUNTIME.functions(name)
+
+    def run(*args: Any) -> Any:
+        check(*args)
+        found = (selected[args[like].device.type] if launch is None else launch)(*args)
+        return _filled(found, args[like])
+
+    def fake(*args: Any) -> Any:
+        check(*args)
+        return _filled(result(*args), args[like])
+
+    run.__wrapped__ = check  # type: ignore[attr-defined]  # where its annotations are understood
+    run.__signature__ = inspect.signature(check).replace(return_annotation=returns)  # type: ignore[attr-defined]
+    run.__annotations__ = {**check.__annotations__, "return": returns}
     fresh = not hasattr(getattr(torch.ops, library().ns), name)
     operator = register_custom_op(
-        name, launch, mutates_args=mutates_args, dispatch_key="CompositeExplicitAutograd", fake_impl=fake
+        name, run, mutates_args=mutates_args, dispatch_key="CompositeExplicitAutograd", fake_impl=fake
     )
     if flops is not None:
         count(operator, flops)
     if fresh:
-        autograd = _autograd_kernel(operator, differentiable, plain or differentiable)
+        autograd = _autograd_kernel(operator, *(_tensors(f, like) for f in (differentiable, plain or differentiable)))
         library().impl(name, autograd, "Autograd", with_keyset=True)
         library().impl(name, _refuse_vmap(name), "FuncTorchBatched")
     return operator
+
+
+def _tensors(function: Callable[..., Any], like: int) -> Callable[..., Any]:
+    return lambda *args: _filled(function(*args), args[like])
+
+
+def _filled(found: Any, like: torch.Tensor) -> Any:
+    """Results of which none is None: an operator must return tensors."""
+    if not isinstance(found, tuple):
+        return found
+    return tuple(like.new_empty(0) if tensor is None else tensor for tensor in found)
 
 
 def _autograd_kernel(

@@ -157,13 +157,12 @@ def register_kernel(
         )
     if isinstance(execution_modes, str):
         raise TypeError(f"execution_modes must be a tuple of names, not the text {execution_modes!r}")
+    execution_modes = tuple(execution_modes)
     unknown = [mode for mode in execution_modes if mode not in EXECUTION_MODES]
     if unknown or not execution_modes:
-        raise ValueError(
-            f"execution_modes must be some of {', '.join(EXECUTION_MODES)}; given {tuple(execution_modes)}"
-        )
+        raise ValueError(f"execution_modes must be some of {', '.join(EXECUTION_MODES)}; given {execution_modes}")
     _check_fields(device, priority, name=name, input_domain=input_domain, solution=solution)
-    spec = KernelSpec(name, contract, device, tuple(execution_modes), input_domain, solution, priority)
+    spec = KernelSpec(name, contract, device, execution_modes, input_domain, solution, priority)
 
     def register(function: Function) -> Function:
         if not callable(function):

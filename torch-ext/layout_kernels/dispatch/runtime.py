@@ -45,6 +45,7 @@ class Runtime:
         self._catalog = catalog
         self._bindings: dict[str, _Binding] = {}
         self._functions: dict[str, _Table] = {}
+        self._prepare: dict[str, Callable[[], Any]] = {}
         # Reentrant: a backend that is being imported may use another operation.
         self._lock = threading.RLock()
 
@@ -55,7 +56,15 @@ class Runtime:
         if execution_mode not in EXECUTION_MODES:
             raise ValueError(f"execution_mode must be one of {', '.join(EXECUTION_MODES)}; given {execution_mode!r}")
         with self._lock:
-            return self._bind(device_type(device), (execution_mode,), overrides)
+            bound = self._bind(device_type(device), (execution_mode,), overrides)
+        prepare = self._prepare.get(device_type(device))
+        if prepare is not None:
+            prepare()
+        return bound
+
+    def on_initialize(self, device: str, prepare: Callable[[], Any]) -> None:
+        """Let ``prepare`` run whenever a device type is initialised: what must not wait until a forward."""
+        self._prepare[device] = prepare
 
     def functions(self, operation: str) -> dict[str, Callable[..., Any]]:
         """An operation's selected callables by device type: the same table always, filled by binding devices."""

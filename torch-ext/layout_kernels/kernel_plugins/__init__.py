@@ -27,7 +27,7 @@ _HOMES = {
     "register_kernel": ".registry",
     "apply_default_kernels": ".interface",
     "apply_kernel": ".interface",
-    "scan_all_kernels": ".interface",
+    "scan_all_kernels": ".registry",
     "load_original_state_dict": ".interface",
     "original_state_dict": ".interface",
     "undo": ".interface",

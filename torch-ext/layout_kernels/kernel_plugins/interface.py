@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from . import live, ops
+from . import live
 from .base import BaseKernel
-from .registry import Registry
-
-
-def scan_all_kernels() -> None:
-    """Import every ``.py`` below ``kernel_plugins/ops``, which registers its kernels. An import error surfaces."""
-    for folder in map(Path, ops.__path__):
-        for file in sorted(folder.rglob("*.py")):  # also in folders without an __init__.py
-            parts = file.relative_to(folder).with_suffix("").parts
-            importlib.import_module(".".join((ops.__name__, *(part for part in parts if part != "__init__"))))
+from .registry import Registry, scan_all_kernels
 
 
 def apply_kernel(kernel_id: str, model: nn.Module | None = None, **kwargs: Any) -> Any:

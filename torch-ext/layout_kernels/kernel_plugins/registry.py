@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ..plugin import BasePlugin
+from . import ops
 from .base import BaseKernel, DeviceType, current_device
 
 Kernel = TypeVar("Kernel", bound=type[BaseKernel])
@@ -74,8 +77,6 @@ class Registry:
     @classmethod
     def ids(cls) -> tuple[str, ...]:
         """The ids for the current device, sorted: those of this package, and what else was registered."""
-        from .interface import scan_all_kernels
-
         scan_all_kernels()
         return KernelPlugin.names()
 
@@ -88,6 +89,14 @@ class Registry:
                 f"{current_device().value}; kernels for it: {', '.join(cls.ids()) or 'none'}"
             )
         return ValueError(f"no kernel with the id {kernel_id!r}; there are: {', '.join(cls.ids()) or 'none'}")
+
+
+def scan_all_kernels() -> None:
+    """Import every ``.py`` below ``kernel_plugins/ops``, which registers its kernels. An import error surfaces."""
+    for folder in map(Path, ops.__path__):
+        for file in sorted(folder.rglob("*.py")):  # also in folders without an __init__.py
+            parts = file.relative_to(folder).with_suffix("").parts
+            importlib.import_module(".".join((ops.__name__, *(part for part in parts if part != "__init__"))))
 
 
 register_kernel = Registry.register

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from .. import callers, conversion, patching
-from ..locations import Rule, layouts_of, locations, parent_path
-from ..pages import pages
+from ..checkpoints import converter
+from ..checkpoints.key_table import Rule, layouts_of, locations, parent_path
+from ..checkpoints.mapped_memory import pages
+from ..ops import prepare_for
+from ..transformers_glue import class_patches, requests
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -20,19 +22,19 @@ class ConversionMapping(list[Any]):
     """A layout's ``conversion_mapping``. Reading it is the moment to look at the ``KernelConfig`` that asks for it."""
 
     def __iter__(self) -> Iterator[Any]:
-        request = callers.requested_kernels()
+        request = requests.requested_kernels()
         if request is not None and request.model is not None:
-            reason = patching.conflicting_keys(request.mapping, request.model)
+            reason = class_patches.conflicting_keys(request.mapping, request.model)
             if reason is not None:
                 raise ValueError(f"This KernelConfig cannot work: {reason}")
         if request is not None and request.model_type:
-            patching.register_under(request.model_type, list.copy(self))
+            class_patches.register_under(request.model_type, list.copy(self))
         return super().__iter__()
 
 
 def conversion_rules() -> ConversionMapping:
     """The rules of every layout; empty where transformers is absent or too old to load through them."""
-    return ConversionMapping([conversion.LayoutConverter()] if conversion.WeightConverter is not None else [])
+    return ConversionMapping([converter.LayoutConverter()] if converter.WeightConverter is not None else [])
 
 
 class Layout(nn.Module):
@@ -58,7 +60,7 @@ class Layout(nn.Module):
         self.location = ""
         self.child_names: tuple[str, ...] | None = None
         self.originals: tuple[Any, ...] = ()  # the stock modules that it stands in for, without memory
-        self.builder = callers.builder()
+        self.builder = requests.builder()
         self.parent: weakref.ref[nn.Module] | None = None
         self.model: weakref.ref[nn.Module] | None = None
         self.loaded: set[str] = set()
@@ -77,13 +79,13 @@ class Layout(nn.Module):
         """Run ``fill``, the subclass's own part of ``__init__``; what it raises becomes the reason to refuse."""
         try:
             fill()
-            if patching.patch_mapping():  # a load
-                if patching.zero3_enabled():
+            if class_patches.patch_mapping():  # a load
+                if class_patches.zero3_enabled():
                     raise ValueError(
                         "DeepSpeed ZeRO-3 loads weights without converting them; apply kernels afterwards"
                     )
-                patching.keep_fused_parents_whole()
-                patching.register_everywhere(list.copy(self.conversion_mapping))
+                class_patches.keep_fused_parents_whole()
+                class_patches.register_everywhere(list.copy(self.conversion_mapping))
         except Exception as error:  # noqa: BLE001 raised by finish_loading, see the class docstring
             self.refuse(str(error) or repr(error))
         self.awaits_weights = torch.empty(0).is_meta  # from_pretrained builds on the meta device
@@ -135,9 +137,9 @@ class Layout(nn.Module):
     def resolve_child_names(self, path: str, model: nn.Module | None = None) -> None:
         """Find the names of the children that were fused, from the class patches or, if given, from ``model``."""
         if self.child_names is None:
-            self.child_names = patching.fused_children(type(self), path.rpartition(".")[2])
+            self.child_names = class_patches.fused_children(type(self), path.rpartition(".")[2])
         if self.child_names is None and model is not None:
-            self.child_names = patching.children_of_fused_parent(model.get_submodule(parent_path(path)))
+            self.child_names = class_patches.children_of_fused_parent(model.get_submodule(parent_path(path)))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         path = prefix.removesuffix(".")
@@ -226,12 +228,15 @@ def settle_all(model: nn.Module, mode: bool | None = None) -> None:
         for layout in layouts:
             if getattr(layout, "is_layout", False) and layout.verified and layout.refusal is None:
                 parent = layout.parent()
-                parent.__class__ = patching.unfused_class(type(parent))
+                parent.__class__ = class_patches.unfused_class(type(parent))
                 _settle(layout, mode)
     finally:
-        patching.forget_our_classes(model)
+        class_patches.forget_our_classes(model)
     locations.forget()
-    conversion.forget_conversions(model)
+    converter.forget_conversions(model)
+    class_patches.restore_tied_names(model)
+    if mode is not None:
+        prepare_for(model)
 
 
 def _settle(layout: Any, mode: bool | None) -> None:

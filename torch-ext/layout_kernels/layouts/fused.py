@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from .. import blocks, flavours, patching
-from ..locations import Rule
+from ..checkpoints.key_table import Rule
+from ..recognition import adjacency, norms
+from ..transformers_glue import class_patches
 from .mlp import MLPLayout, adopt_mlp, filled, mlp_rules, take_mlp
 from .norm import put_norm, replaced_norm, wrong_flavour
 
@@ -54,10 +55,10 @@ class FusedLayout(MLPLayout):
             ValueError: the result of one child goes elsewhere too, or a norm computes another flavour.
         """
         self.resolve_child_names(self.location)
-        cls = patching.unfused_class(type(parent))
+        cls = class_patches.unfused_class(type(parent))
         if self.child_names is None:
             raise ValueError(f"the names of the children of {cls.__name__} that were fused are unknown")
-        reason = blocks.why_not_adjacent(cls, self.child_names)
+        reason = adjacency.why_not_adjacent(cls, self.child_names)
         if reason is not None:
             raise ValueError(f"{list(self.child_names)} cannot be fused: {reason}. Leave this key out")
         children = list(self.originals)
@@ -116,7 +117,7 @@ def _take_norm(layout: Any, norm: nn.Module, prefix: str) -> None:
             raise ValueError(f"the {place} is a {type(norm).__name__}, expected a norm with a weight")
         flavour, eps, like = known.flavour, known.variance_epsilon, known.scale
     else:
-        finding = flavours.norm_flavour(norm)
+        finding = norms.norm_flavour(norm)
         if finding.flavour is None or known.weight is None:
             raise ValueError(f"the {place} cannot be fused: {finding.reason or 'it has no weight'}")
         flavour, eps, like = finding.flavour, getattr(norm, finding.eps_name), known.weight

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import flavours, patching
-from ..adopted import Adoption, adopt
-from ..locations import Rule
+from ..checkpoints.key_table import Rule
 from ..ops.adjacent import divide
 from ..ops.gated_activation import gated_activation
+from ..recognition import mlps
+from ..running.adopted import Adoption, adopt
+from ..transformers_glue import class_patches
 from .base import Arguments, Layout, take_place
 
 try:
     from transformers.activations import ACT2FN
-except ImportError:  # see conversion.py; only layouts made from a config need it
+except ImportError:  # see checkpoints/converter.py; only layouts made from a config need it
     ACT2FN = None  # type: ignore[assignment]
 
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function")
@@ -34,7 +35,7 @@ def take_mlp(layout: Any, mlp: nn.Module) -> None:
             f"another key has already replaced the MLP by {type(mlp).__name__}; an MLP key beside a fusion key cannot "
             'work. Use the fusion key alone: (("RMSNorm", "<parent>.<norm>"), ("MLP", "<parent>.<mlp>"))'
         )
-    finding = flavours.mlp_kind(mlp)
+    finding = mlps.mlp_kind(mlp)
     if finding.activation is None:
         raise ValueError(f"the MLP cannot be taken over: {finding.reason}")
     children: Any = mlp
@@ -49,7 +50,7 @@ def take_mlp(layout: Any, mlp: nn.Module) -> None:
             )
         layout.gate_up_proj = _linear(gate, 2 * gate.out_features)
     layout.down_proj = _linear(children.down_proj, children.down_proj.out_features)
-    _, layout.act_fn = flavours.named_activation_of(mlp)
+    _, layout.act_fn = mlps.named_activation_of(mlp)
 
 
 def mlp_rules(layout: Any, child: int) -> list[Rule]:
@@ -85,9 +86,9 @@ def mlp_from_config(layout: Any, arguments: Arguments) -> None:
         )
     bias = bool(kwargs.get("bias", flags[0] if flags else getattr(config, "mlp_bias", False)))
     layout.act_fn = ACT2FN[name]
-    layout.activation = flavours.activation_name_of(layout.act_fn)
+    layout.activation = mlps.activation_name_of(layout.act_fn)
     if layout.activation is None:
-        raise ValueError(f"activation {name!r} is not supported, supported: {sorted(flavours.ACTIVATIONS)}")
+        raise ValueError(f"activation {name!r} is not supported, supported: {sorted(mlps.ACTIVATIONS)}")
     layout.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=bias)
     layout.down_proj = nn.Linear(inner, hidden, bias=bias)
 
@@ -112,12 +113,12 @@ def replaced_mlp(layout: Any, parent: nn.Module, arguments: Arguments) -> nn.Mod
     args, kwargs = arguments
     way_out = 'use the tuple key (("MLP", "<parent>.<mlp>"),), which hands over the module itself'
     found: list[nn.Module] = []
-    for cls in patching.original_classes(layout, parent):
+    for cls in class_patches.original_classes(layout, parent):
         try:
-            original = patching.build_original(cls, args, kwargs)
+            original = class_patches.build_original(cls, args, kwargs)
         except TypeError:
             continue
-        finding = flavours.mlp_kind(original)
+        finding = mlps.mlp_kind(original)
         found.append(original)
         if finding.activation is None:
             raise ValueError(f"the MLP cannot be taken over: {finding.reason}")
@@ -161,13 +162,17 @@ def _halves(merged: Any) -> tuple[nn.Parameter, nn.Parameter]:
 
 def adopt_mlp(mlp: Any, layer: type[nn.Module], name: str = "", **settings: Any) -> None:
     """Let a plain gated MLP run ``layer``; ``name`` is what a ``KernelConfig`` calls it."""
-    finding = flavours.mlp_kind(mlp)
-    act_name, function = flavours.named_activation_of(mlp)
+    finding = mlps.mlp_kind(mlp)
+    act_name, function = mlps.named_activation_of(mlp)
     act = type(function) if isinstance(function, nn.Module) else function
     own = sorted(vars(function).items()) if isinstance(function, nn.Module) else []
     plain = tuple((n, v) for n, v in own if isinstance(v, str | bool) and n != "training" and not n.startswith("_"))
     kind = {"packed": finding.packed, "activation": finding.activation, "act_name": act_name, "act": act}
-    settings |= {"act_settings": plain}
+    settings |= {"act_settings": plain, "act_forward": act.forward if isinstance(function, nn.Module) else None}
+    known = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", act_name)
+    settings["idle"] = tuple(child for child in mlp._modules if child not in known)
+    own = sorted((n, v) for n, v in vars(mlp).items() if isinstance(v, str | bool | float))
+    settings["settings"] = tuple((n, v) for n, v in own if n != "training" and not n.startswith("_"))
     adopt(mlp, layer, name, **kind, **settings)
 
 

@@ -8,24 +8,21 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from .. import flavours, patching
-from ..adopted import adopt
-from ..locations import Rule
+from ..checkpoints.key_table import Rule
+from ..layer_table import NORM_LAYER_OF
+from ..recognition import norms
+from ..running.adopted import adopt
+from ..transformers_glue import class_patches
 from .base import Arguments, Layout, take_place
 
 SIZE_NAMES = ("hidden_size", "dim", "normalized_shape", "hidden_dim", "embed_dim", "d_model", "num_features")
-LAYER_OF = {
-    "cast_then_scale": "CustomRMSNorm",
-    "scale_then_cast": "FP32RMSNorm",
-    "one_plus_scale": "ZeroCenteredRMSNorm",
-}
 
 
 @dataclass(frozen=True)
 class ReplacedNorm:
     """What a norm layout stands in for: what it computes, its epsilon, and an instance without memory."""
 
-    finding: flavours.NormFinding
+    finding: norms.NormFinding
     eps: float
     module: Any
 
@@ -39,9 +36,9 @@ def norm_arguments(arguments: Arguments) -> tuple[int | None, float]:
         ValueError: the arguments are something else, such as a config.
     """
     args, kwargs = arguments
-    named = next((kwargs[n] for n in flavours.EPS_NAMES if n in kwargs), 1e-6)
+    named = next((kwargs[n] for n in norms.EPS_NAMES if n in kwargs), 1e-6)
     given = [*args, *kwargs.values()]
-    if len(given) == 1 and isinstance(given[0], float) and set(kwargs) <= set(flavours.EPS_NAMES):
+    if len(given) == 1 and isinstance(given[0], float) and set(kwargs) <= set(norms.EPS_NAMES):
         return None, given[0]
     size = args[0] if args else next((kwargs[name] for name in SIZE_NAMES if name in kwargs), None)
     if size is None and kwargs.get("with_scale") is False:
@@ -53,14 +50,14 @@ def norm_arguments(arguments: Arguments) -> tuple[int | None, float]:
     return size if kwargs.get("with_scale", True) else None, args[1] if len(args) > 1 else named
 
 
-def wrong_flavour(layer: str, finding: flavours.NormFinding, expected: str) -> ValueError:
+def wrong_flavour(layer: str, finding: norms.NormFinding, expected: str) -> ValueError:
     """The error that says what the replaced norm computes, what ``layer`` computes, and which layer is right."""
-    computes = flavours.DESCRIPTIONS.get(finding.flavour or "", "something else")
-    right = LAYER_OF.get(finding.flavour or "")
+    computes = norms.DESCRIPTIONS.get(finding.flavour or "", "something else")
+    right = NORM_LAYER_OF.get(finding.flavour or "")
     way_out = f"Use {right} for it" if right else "Leave its class out of the KernelConfig"
     return ValueError(
         f"the class that it replaces computes {finding.flavour or 'no known flavour'} ({finding.reason or computes}), "
-        f"{layer} computes {expected} ({flavours.DESCRIPTIONS[expected]}). {way_out}; a key that is an exact class "
+        f"{layer} computes {expected} ({norms.DESCRIPTIONS[expected]}). {way_out}; a key that is an exact class "
         "name, such as 'LlamaRMSNorm', covers that class alone."
     )
 
@@ -74,15 +71,15 @@ def replaced_norm(layout: Any, parent: nn.Module) -> ReplacedNorm:
     args, kwargs = layout.arguments
     shape = None if layout.scale is None else layout.scale.shape
     found: dict[str, ReplacedNorm] = {}
-    for cls in patching.original_classes(layout, parent):
+    for cls in class_patches.original_classes(layout, parent):
         try:
-            original = patching.build_original(cls, args, kwargs)
+            original = class_patches.build_original(cls, args, kwargs)
         except TypeError:
             continue  # another class of the same module that the key covers, with other arguments
         weight = getattr(original, "weight", None)
         if (None if weight is None else weight.shape) == shape:
-            eps = flavours.eps_of(original)
-            found[cls.__name__] = ReplacedNorm(flavours.norm_flavour(original), eps[1] if eps else 0.0, original)
+            eps = norms.eps_of(original)
+            found[cls.__name__] = ReplacedNorm(norms.norm_flavour(original), eps[1] if eps else 0.0, original)
     if not found:
         raise ValueError(
             f"no class that takes {args}, {kwargs} and has a weight of shape {shape} was found to compare with"
@@ -106,7 +103,7 @@ def put_norm(place: Any, norm: Any, weight: nn.Parameter | None, layer: type[nn.
 
 def adopt_norm(norm: Any, layer: type[nn.Module], **settings: Any) -> None:
     """Let a norm of a known flavour run ``layer``."""
-    eps = flavours.eps_of(norm)
+    eps = norms.eps_of(norm)
     adopt(norm, layer, eps_name=eps[0] if eps else "variance_epsilon", **settings)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
+from importlib import import_module
 
-from .._ops import NAMESPACE
+from .._ops import EXTENSIONS, NAMESPACE
 from ..commands import missing
 from ..dispatch import initialize
-from .versions import check_versions, installed
+from ..transformers_glue.versions import check_versions, installed
 
 PACKAGES = ("torch", "transformers", "kernels", "accelerate", "triton", "torch_npu")
 
@@ -28,6 +29,8 @@ def _implementations(device: str) -> list[str]:
     for operation, plan in initialize(device).items():
         lines.append(f"  {operation}: {plan.spec.name}")
         lines += [f"    not {name}: {reason}" for name, reason in plan.excluded.items()]
+    if device == "cpu" and "cpu" in EXTENSIONS:
+        lines += [f"  {line}" for line in import_module("..ops.tuning", __package__).describe()]
     return lines
 
 

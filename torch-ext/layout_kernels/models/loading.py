@@ -17,10 +17,10 @@ from copy import deepcopy
 from functools import partial, wraps
 from typing import Any
 
-from .. import patching
-from ..plain import is_plain_linear
+from ..running.plain import is_plain_linear
+from ..transformers_glue import class_patches
+from ..transformers_glue.versions import check_versions
 from .settling import exchanged, settling
-from .versions import check_versions
 
 
 class _Shared:
@@ -166,7 +166,7 @@ def _class_patches() -> Iterator[None]:
     from transformers import modeling_utils
     from transformers.monkey_patching import get_patch_mapping
 
-    original, replaced = modeling_utils.apply_patches, patching.replaced_now
+    original, replaced = modeling_utils.apply_patches, class_patches.replaced_now
     mine: set[type] = set()
 
     def put_back() -> None:
@@ -181,7 +181,7 @@ def _class_patches() -> Iterator[None]:
         mine.update(mapping.values())
         for module in _transformers_modules() if mapping else ():
             for name, value in list(vars(module).items()):
-                if isinstance(value, type) and value not in mine and patching.replacement(name, mapping):
+                if isinstance(value, type) and value not in mine and class_patches.replacement(name, mapping):
                     replaced.setdefault((module.__name__, name), value)
         patches = original()
         try:

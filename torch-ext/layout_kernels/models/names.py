@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..locations import join
+from ..checkpoints.key_table import join
 
 
 def saved_names(stock: Any) -> list[str]:

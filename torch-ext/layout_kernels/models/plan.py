@@ -1,7 +1,7 @@
 """What our layers can do for a model, decided by what its modules compute, before anything is loaded.
 
 ``plan`` builds the model without memory for its weights (the meta device), runs each class of norm and MLP on a small
-input (``flavours.py``), reads from each parent's source whether norm and MLP follow one another (``blocks.py``) and
+input (``recognition/``), reads from each parent's source whether norm and MLP follow one another and
 then builds the model once more with the layers in place, so that what a load would refuse is left out, with the
 reason.
 """
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import blocks, flavours, gated
-from ..adopted import is_adopted
-from ..layouts.norm import LAYER_OF
-from .trial import refusals
+from ..layer_table import MLP_LAYER_OF, NORM_LAYER_OF
+from ..recognition import adjacency, gated_norms, mlps, norms
+from ..running.adopted import is_adopted
+from .dry_load import refusals
 
 Key = str | tuple[tuple[str, str], ...]
 
@@ -139,7 +139,7 @@ def _remote_class(folder: Any, config: Any) -> type[nn.Module] | None:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether ``module`` may be a norm; ``flavours.norm_flavour`` says what it computes."""
+    """Whether ``module`` may be a norm; ``norms.norm_flavour`` says what it computes."""
     return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
 
 
@@ -155,31 +155,32 @@ def _norm_entries(model: nn.Module) -> Iterator[Entry]:
         if is_norm(module):
             by_class.setdefault(type(module), []).append((path, module))
     for cls, members in by_class.items():
-        layer, reason = (_gated_layer if gated.takes_gate(members[0][1]) else _norm_layer)([m for _, m in members])
-        key = None if layer is None else gated.HUB_NAME if layer == gated.HUB_NAME else _class_key(cls)
+        decide = _gated_layer if gated_norms.takes_gate(members[0][1]) else _norm_layer
+        layer, reason = decide([module for _, module in members])
+        key = None if layer is None else gated_norms.HUB_NAME if layer == gated_norms.HUB_NAME else _class_key(cls)
         for pattern, count in Counter(pattern_of(path) for path, _ in members).items():
             yield Entry(pattern, cls.__name__, count, layer, key, reason)
 
 
 def _norm_layer(modules: list[nn.Module]) -> tuple[str | None, str]:
     """The layer for the norms of one class, or None and why there is none."""
-    findings = {flavours.norm_flavour(module) for module in modules}
+    findings = {norms.norm_flavour(module) for module in modules}
     with_weight = [module for module in modules if getattr(module, "weight", None) is not None]
     # Without a weight the flavours are one.
-    names = {flavours.norm_flavour(module).flavour for module in with_weight or modules}
+    names = {norms.norm_flavour(module).flavour for module in with_weight or modules}
     names |= {None for finding in findings if finding.flavour is None}
-    layer = LAYER_OF.get(next(iter(names)) or "") if len(names) == 1 else None
+    layer = NORM_LAYER_OF.get(next(iter(names)) or "") if len(names) == 1 else None
     reasons = sorted({finding.reason for finding in findings if finding.reason})
     return layer, "" if layer else "; ".join(reasons) or f"instances compute {sorted(map(str, names))}"
 
 
 def _gated_layer(modules: list[nn.Module]) -> tuple[str | None, str]:
-    reasons = sorted({reason for module in modules if (reason := gated.why_not_bound(module))})
-    return None if reasons else gated.HUB_NAME, "; ".join(reasons)
+    reasons = sorted({reason for module in modules if (reason := gated_norms.why_not_bound(module))})
+    return None if reasons else gated_norms.HUB_NAME, "; ".join(reasons)
 
 
 def is_mlp(module: nn.Module) -> bool:
-    """Whether ``module`` may be a gated MLP; ``flavours.mlp_kind`` says what it computes."""
+    """Whether ``module`` may be a gated MLP; ``mlps.mlp_kind`` says what it computes."""
     names = {name for name, _ in module.named_children()}
     return "down_proj" in names and bool(names & {"gate_proj", "gate_up_proj"})
 
@@ -190,9 +191,9 @@ def chain_of(parent: nn.Module, mlp_name: str) -> tuple[str, ...]:
     cls: Any = type(parent)
     for first in norms:
         for last in norms:
-            if last != first and blocks.why_not_adjacent(cls, (first, mlp_name, last)) is None:
+            if last != first and adjacency.why_not_adjacent(cls, (first, mlp_name, last)) is None:
                 return (first, mlp_name, last)
-    return next(((f, mlp_name) for f in norms if blocks.why_not_adjacent(cls, (f, mlp_name)) is None), (mlp_name,))
+    return next(((f, mlp_name) for f in norms if adjacency.why_not_adjacent(cls, (f, mlp_name)) is None), (mlp_name,))
 
 
 def _all_of(model: nn.Module, pattern: str, cls: type) -> bool:
@@ -204,10 +205,7 @@ def _all_of(model: nn.Module, pattern: str, cls: type) -> bool:
 def _has_weight(module: Any) -> bool:
     if getattr(module, "weight", None) is None:
         return False
-    return is_adopted(module) or flavours.norm_flavour(module).flavour is not None
-
-
-LAYERS = {1: "GatedMLP", 2: "RMSNormMLP", 3: "RMSNormMLPRMSNorm"}
+    return is_adopted(module) or norms.norm_flavour(module).flavour is not None
 
 
 def _block_entries(model: nn.Module) -> Iterator[Entry]:
@@ -220,7 +218,7 @@ def _block_entries(model: nn.Module) -> Iterator[Entry]:
     taken: set[type] = set()
     for (cls, name), members in parents.items():
         path, parent = members[0]
-        found = {flavours.mlp_kind(p.get_submodule(name)) for _, p in members}
+        found = {mlps.mlp_kind(p.get_submodule(name)) for _, p in members}
         mlp_class = type(parent.get_submodule(name)).__name__
         pattern = pattern_of(path)
         reason = next((f.reason for f in found if f.activation is None), "")
@@ -238,7 +236,7 @@ def _block_entries(model: nn.Module) -> Iterator[Entry]:
         taken.add(cls)
         parent_key = pattern if _all_of(model, pattern, cls) else path
         key = tuple(("MLP" if child == name else "RMSNorm", f"{parent_key}.{child}") for child in chain)
-        yield Entry(where, mlp_class, len(members), LAYERS[len(chain)], key)
+        yield Entry(where, mlp_class, len(members), MLP_LAYER_OF[len(chain)], key)
 
 
 def plan(source: Any, fuse: bool = True, trust_remote_code: bool = False) -> Plan:

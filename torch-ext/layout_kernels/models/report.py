@@ -11,17 +11,8 @@ from typing import Any
 
 from torch import nn
 
-OPERATIONS = {
-    "CustomRMSNorm": ("rms_norm",),
-    "FP32RMSNorm": ("rms_norm",),
-    "ZeroCenteredRMSNorm": ("rms_norm",),
-    "RMSNorm": ("rms_norm",),
-    "RMSNormGated": ("gated_rms_norm",),
-    "GatedMLP": ("rms_norm_mlp",),
-    "Linear": ("linear",),
-    "RMSNormMLP": ("rms_norm_mlp",),
-    "RMSNormMLPRMSNorm": ("rms_norm_mlp",),
-}
+from ..layer_table import OPERATION_OF
+
 _warned: set[tuple[str, str]] = set()
 
 
@@ -65,7 +56,7 @@ def layer_of(module: nn.Module) -> tuple[str, Any] | None:
         name, home = cls._layout_kernels.name, cls._layout_kernels.layer.__module__
     elif getattr(module, "is_layout", False):
         name, home = cls.__name__.removesuffix("Layout"), cls.__module__
-    elif bound is not None and bound.__qualname__.partition(".")[0] in OPERATIONS:
+    elif bound is not None and bound.__qualname__.partition(".")[0] in OPERATION_OF:
         name, home = bound.__qualname__.partition(".")[0], bound.__module__
     else:
         return None
@@ -83,17 +74,14 @@ def _device_of(module: nn.Module) -> str:
 def _row(path: str, module: Any, name: str, owner: Any) -> Row:
     device = _device_of(module).partition(":")[0]
     device = {"0": "cuda"}.get(device, device)
-    operations = OPERATIONS[name]
-    reasons = []
-    if operations == ("rms_norm_mlp",) and getattr(type(module), "is_adopted", False):
-        apart = import_module(".gated_mlp", owner.__name__).why_in_parts(module)
+    operation = OPERATION_OF[name]
+    if operation == "rms_norm_mlp" and getattr(type(module), "is_adopted", False):
+        apart = import_module(".running.gated_mlp", owner.__name__).why_in_parts(module)
         if apart:
             return Row(path, name, device, f"{type(module).__name__}.forward", apart)
-    prepared = [getattr(owner, f"prepare_{operation}")(device) for operation in operations]
-    excluded = {reason for plan in prepared for reason in plan.excluded.values()}
-    if all(plan.spec.solution == "reference" for plan in prepared):
-        reasons += sorted(excluded)
-    return Row(path, name, device, " + ".join(plan.spec.name for plan in prepared), "; ".join(reasons))
+    prepared = getattr(owner, f"prepare_{operation}")(device)
+    reasons = sorted(set(prepared.excluded.values())) if prepared.spec.solution == "reference" else []
+    return Row(path, name, device, prepared.spec.name, "; ".join(reasons))
 
 
 def _unbound(model: Any, rows: list[Row]) -> tuple[str, ...]:
@@ -105,7 +93,7 @@ def _unbound(model: Any, rows: list[Row]) -> tuple[str, ...]:
     for key, devices in asked.items():
         names = {repo.layer_name for modes in devices.values() for repo in modes.values()} if devices else {str(key)}
         for name in sorted(names - running):
-            if name in OPERATIONS:
+            if name in OPERATION_OF:
                 reasons.append(f"{name} was asked for, and no module of {type(model).__name__} runs it")
     return tuple(reasons)
 

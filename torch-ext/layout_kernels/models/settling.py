@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import conversion
-from ..adopted import adoption_of
+from ..checkpoints import converter
 from ..layouts.base import settle_all
+from ..running.adopted import adoption_of
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def settling() -> Iterator[None]:
     distribute: Any = getattr(models, "maybe_distribute_model", None)  # earlier releases have another one
 
     def settle(model: Any) -> None:
-        conversion.verify_all(model)
+        converter.verify_all(model)
         settle_all(model)
 
     def recording(model: Any) -> None:

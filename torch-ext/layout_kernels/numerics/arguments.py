@@ -71,8 +71,9 @@ def _parser(prog: str, description: str, own: Callable[[argparse.ArgumentParser]
 
 
 def _choose(common: argparse.Namespace, suites: Mapping[str, OperationSuite]) -> list[OperationSuite]:
-    owners = {name: suite.operation for suite in suites.values() for name in suite.implementations}
-    owner = owners.get(common.implementation)
+    # The last part of a full name is its operation: cpu.native.<operation>.
+    last = (common.implementation or "").rpartition(".")[2]
+    owner = last if last in suites else None
     names = common.operation or ([owner] if owner else [])
     for name in names:
         if name not in suites:
@@ -82,12 +83,9 @@ def _choose(common: argparse.Namespace, suites: Mapping[str, OperationSuite]) ->
     if names:
         return [suites[name] for name in dict.fromkeys(names)]
     if common.implementation is not None:
-        raise ValueError(f"no suite lists {common.implementation!r}; name its --operation, or one of {_list(owners)}")
+        known = ", ".join(suites)
+        raise ValueError(f"{common.implementation!r} does not end in an operation ({known}); name its --operation")
     return list(suites.values())
-
-
-def _list(names: Mapping[str, str]) -> str:
-    return ", ".join(sorted(names))
 
 
 def read(

@@ -16,10 +16,9 @@ def suites() -> Mapping[str, OperationSuite]:
 
     Raises:
         TypeError: an operation of the catalog has no suite.
-        ValueError: a suite of another operation, or an implementation that two suites name.
+        ValueError: a suite of another operation.
     """
     found: dict[str, OperationSuite] = {}
-    owner: dict[str, str] = {}
     for name, entry in discover().items():
         module = import_module(f".{entry.operation.follows or name}", __package__)
         attribute = "SUITE" if entry.operation.follows is None else "BACKWARD_SUITE"
@@ -28,9 +27,5 @@ def suites() -> Mapping[str, OperationSuite]:
             raise TypeError(f"{module.__name__} must define {attribute}, the OperationSuite of {name}")
         if suite.operation != name:
             raise ValueError(f"{attribute} of {module.__name__} is for {suite.operation!r}; it must be for {name!r}")
-        for implementation in suite.implementations:
-            if implementation in owner:
-                raise ValueError(f"{implementation!r} stands in the suites of {owner[implementation]} and {name}")
-            owner[implementation] = name
         found[name] = suite
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import _ops
 
-_PACKAGES = ("torch", "triton", "torch_npu", "kernels", "transformers")
+_PACKAGES = ("torch", "triton", "torch_npu", "kernels", "transformers", "liger-kernel")
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 
 

@@ -130,12 +130,6 @@ _ACTIVATION_OPTION = Option("activations", "activation", ("silu",), ACTIVATIONS)
 SUITE = make_suite(
     Rules(
         CONTRACT.operation,
-        (
-            "reference.gated_activation",
-            "cpu.native.gated_activation",
-            "cuda.triton.gated_activation",
-            "npu.torch_npu.gated_activation",
-        ),
         CASES,
         arguments,
         compare,
@@ -147,12 +141,6 @@ SUITE = make_suite(
 BACKWARD_SUITE = make_suite(
     Rules(
         BACKWARD_CONTRACT.operation,
-        (
-            "reference.gated_activation_backward",
-            "cpu.native.gated_activation_backward",
-            "cuda.triton.gated_activation_backward",
-            "npu.torch_npu.gated_activation_backward",
-        ),
         CASES,
         backward_arguments,
         compare_backward,

@@ -177,12 +177,6 @@ _OPTIONS = (
 SUITE = make_suite(
     Rules(
         CONTRACT.operation,
-        (
-            "reference.gated_rms_norm",
-            "cpu.native.gated_rms_norm",
-            "cuda.triton.gated_rms_norm",
-            "npu.torch_npu.gated_rms_norm",
-        ),
         CASES,
         arguments,
         compare,
@@ -194,12 +188,6 @@ SUITE = make_suite(
 BACKWARD_SUITE = make_suite(
     Rules(
         BACKWARD_CONTRACT.operation,
-        (
-            "reference.gated_rms_norm_backward",
-            "cpu.native.gated_rms_norm_backward",
-            "cuda.triton.gated_rms_norm_backward",
-            "npu.torch_npu.gated_rms_norm_backward",
-        ),
         CASES,
         backward_arguments,
         compare_backward,

@@ -77,7 +77,6 @@ def _reference() -> Callable[..., Any]:
 SUITE = make_suite(
     Rules(
         CONTRACT.operation,
-        ("reference.linear", "cpu.native.linear"),
         CASES,
         arguments,
         compare,

@@ -15,7 +15,7 @@ from ..plugin import BasePlugin
 from .suite import NOT_RUN, PASSED, STATUSES
 
 # Raised when a field is removed or changes its meaning; a new field leaves it.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass
@@ -167,5 +167,6 @@ def markdown(report: Report) -> str:
     for item in payload["selection"]:
         left_out = "; ".join(f"{name}: {reason}" for name, reason in item["excluded"].items()) or "none"
         selected.rows.append((item["operation"], item["role"], item["implementation"], left_out))
-    parts = [f"# {verdict(payload)}", "\n".join(facts), *map(markdown_table, (selected, *report.tables))]
+    tables = [table for table in (selected, *report.tables) if table.rows]
+    parts = [f"# {verdict(payload)}", "\n".join(facts), *map(markdown_table, tables)]
     return "\n\n".join(parts) + "\n"

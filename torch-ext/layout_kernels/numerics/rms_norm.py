@@ -156,7 +156,6 @@ _FLAVOUR_OPTION = Option("flavours", "flavour", ("cast_then_scale",), FLAVOURS)
 SUITE = make_suite(
     Rules(
         CONTRACT.operation,
-        ("reference.rms_norm", "cpu.native.rms_norm", "cuda.triton.rms_norm", "npu.torch_npu.rms_norm"),
         CASES,
         arguments,
         compare,
@@ -169,12 +168,6 @@ SUITE = make_suite(
 BACKWARD_SUITE = make_suite(
     Rules(
         BACKWARD_CONTRACT.operation,
-        (
-            "reference.rms_norm_backward",
-            "cpu.native.rms_norm_backward",
-            "cuda.triton.rms_norm_backward",
-            "npu.torch_npu.rms_norm_backward",
-        ),
         CASES,
         backward_arguments,
         compare_backward,

@@ -133,12 +133,6 @@ def _reference() -> Callable[..., Any]:
 SUITE = make_suite(
     Rules(
         CONTRACT.operation,
-        (
-            "reference.rms_norm_mlp",
-            "cpu.native.rms_norm_mlp",
-            "cuda.triton.rms_norm_mlp",
-            "npu.torch_npu.rms_norm_mlp",
-        ),
         CASES,
         arguments,
         compare,

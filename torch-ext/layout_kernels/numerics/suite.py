@@ -69,8 +69,6 @@ class OperationSuite:
 
     Attributes:
         operation: its name, as in its contract.
-        implementations: full names of those that this package has; each belongs to one suite, so that a command can
-            infer the operation from the name.
         add_arguments: adds the suite's own options to a parser.
         cases: the cases that the parsed options ask for, those that all commands share among them (`device`, `mode`);
             raises ValueError for options that it cannot serve. Makes no tensor yet.
@@ -79,7 +77,6 @@ class OperationSuite:
     """
 
     operation: str
-    implementations: Sequence[str]
     add_arguments: Callable[[argparse.ArgumentParser], None]
     cases: Callable[[argparse.Namespace], Iterable[KernelCase]]
     prepare: Callable[[str, str, str | None], PreparedKernel]

@@ -59,7 +59,7 @@ class Rules:
     """What is particular to one operation.
 
     Attributes:
-        operation, implementations: see `OperationSuite`.
+        operation: see `OperationSuite`.
         listed: the cases that look for faults: shapes, layouts, dtypes, values.
         arguments: makes the operation's arguments on the CPU.
         compare: (result, arguments) says why a result does not pass, or None.
@@ -69,7 +69,6 @@ class Rules:
     """
 
     operation: str
-    implementations: Sequence[str]
     listed: Sequence[Case]
     arguments: Callable[[Case], tuple[Any, ...]]
     compare: Callable[..., str | None]
@@ -88,7 +87,6 @@ def make_suite(rules: Rules) -> OperationSuite:
 
     return OperationSuite(
         operation=rules.operation,
-        implementations=tuple(rules.implementations),
         add_arguments=lambda parser: _add_arguments(parser, rules.grid),
         cases=lambda options: [TensorCase(case, rules, options.device) for case in _cases(options, rules)],
         prepare=prepare,

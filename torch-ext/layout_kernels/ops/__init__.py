@@ -10,6 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from .. import _ops
+
 
 class OperationPackage(ModuleType):
     """The package of an operation, which can be called, and whose names that need torch are found when asked for."""
@@ -38,3 +40,9 @@ def is_operation(package: str, lazy: dict[str, str]) -> None:
     module = sys.modules[package]
     module.__class__ = OperationPackage
     module.__dict__["_lazy"] = lazy
+
+
+def prepare_for(model: Any) -> None:
+    """Before ``model`` runs: measure, once on a machine, what `tuning` measures, if it has parameters on the CPU."""
+    if "cpu" in _ops.EXTENSIONS and any(parameter.is_cpu for parameter in model.parameters()):
+        import_module(".tuning", __name__).prepare()

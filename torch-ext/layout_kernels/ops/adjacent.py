@@ -12,6 +12,7 @@ trusts a record: `rows_of` compares addresses, shapes and strides at each call.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,13 +70,26 @@ def address(part: torch.Tensor) -> int:
     return part.data_ptr() if is_plain else 0
 
 
+def _holders(part: torch.Tensor) -> tuple[int, int]:
+    in_python = sys.getrefcount(part.untyped_storage())
+    return torch._C._storage_Use_Count(part.untyped_storage()._cdata), in_python
+
+
+_ALONE = _holders(torch.empty(1))
+
+
 def is_held_elsewhere(part: torch.Tensor) -> bool:
     """Whether anything beside `part` holds its storage: another tensor, an array, an autograd graph.
 
-    Source: torch 2.13, ``torch/csrc/StorageMethods.cpp``; the count includes the storage's Python object.
+    Source: torch 2.13, ``torch/csrc/StorageMethods.cpp``; the count includes the storage's Python object, which may be
+    held in its turn.
     """
-    storage = part.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) > 2
+    return _holders(part) != _ALONE
+
+
+def is_held_as_a_storage(part: torch.Tensor) -> bool:
+    """Whether a Python variable holds `part`'s storage, as `untyped_storage()` and `storage()` give it."""
+    return _holders(part)[1] != _ALONE[1]
 
 
 def why_not_lay(*parts: torch.Tensor) -> str:
@@ -160,16 +174,18 @@ def divide(rows: torch.Tensor, *parts: torch.Tensor) -> None:
 class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, rows, *parts):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(*parts)  # changed in place before the backward: an error, as with separate products
+        ctx.sizes = [len(part) for part in parts]
         ctx.set_materialize_grads(False)
-        rows = rows.detach()
-        if not any(ctx.needs_input_grad[2:]):
-            ctx.mark_non_differentiable(rows)
-        return None if x is None else x.view_as(x), rows
+        rows, seen = rows.detach(), None if x is None else x.view_as(x)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(*parts)  # changed in place before the backward: an error, as with separate products
+        idle = [] if seen is None or ctx.needs_input_grad[0] else [seen]
+        ctx.mark_non_differentiable(*idle, *([] if any(ctx.needs_input_grad[2:]) else [rows]))
+        return seen, rows
 
     @staticmethod
     def backward(ctx, grad_x, grad):  # type: ignore[no-untyped-def]
-        sizes = [len(part) for part in ctx.saved_tensors]
+        sizes, _ = ctx.sizes, ctx.saved_tensors
         # Each a gradient of its own, that can be freed, resized and changed without the others.
         grads = [None] * len(sizes) if grad is None else [part.clone() for part in grad.split(sizes)]
         return grad_x, None, *(g if need else None for g, need in zip(grads, ctx.needs_input_grad[2:], strict=True))

@@ -53,8 +53,8 @@ def check_vector(name: str, value: Any, width: int, like: torch.Tensor) -> None:
         )
 
 
-# The checks above take as long as a small product. Each operation asks first whether its arguments are what nearly all
-# are, by functions that must agree with its check (tests/ops/test_fits.py), and checks only where they are not.
+# The checks above take as long as a small product. Fast path: each operation accepts the common case by the functions
+# below, which must accept only what its check accepts (tests/ops/test_fits.py).
 
 
 def fits_vector(value: torch.Tensor, width: int, like: torch.Tensor) -> bool:
@@ -82,11 +82,6 @@ def check_grad(grad: Any, shape: Sequence[int], like: torch.Tensor) -> None:
     check_tensor("grad", grad, like)
     if grad.shape != shape:
         raise ValueError(f"grad has shape {tuple(grad.shape)}; it must be {tuple(shape)}, the shape of the result")
-
-
-def or_empty(grad: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """A gradient, or an empty tensor where it was not asked for: an operator must return a tensor."""
-    return like.new_empty(0) if grad is None else grad
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:

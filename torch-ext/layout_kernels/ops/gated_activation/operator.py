@@ -12,7 +12,6 @@ from ..arguments import check_choice, check_grad, check_rows
 from . import ACTIVATIONS, BACKWARD_CONTRACT, CONTRACT, reference
 
 _forward = RUNTIME.functions(CONTRACT.operation)
-_backward = RUNTIME.functions(BACKWARD_CONTRACT.operation)
 
 
 def check_arguments(gate_up: torch.Tensor, activation: str) -> None:
@@ -27,30 +26,17 @@ def check_arguments(gate_up: torch.Tensor, activation: str) -> None:
     check_choice("activation", activation, ACTIVATIONS)
 
 
-def _result_shape(gate_up: torch.Tensor) -> tuple[int, ...]:
-    return (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+def _result(gate_up: torch.Tensor, _: str) -> torch.Tensor:
+    return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
 
 
-def _launch(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+def _check_backward(grad: torch.Tensor, gate_up: torch.Tensor, activation: str) -> None:
     check_arguments(gate_up, activation)
-    return _forward[gate_up.device.type](gate_up, activation)
+    check_grad(grad, (*gate_up.shape[:-1], gate_up.shape[-1] // 2), gate_up)
 
 
-def _fake(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    check_arguments(gate_up, activation)
-    return torch.empty(_result_shape(gate_up), dtype=gate_up.dtype, device=gate_up.device)
-
-
-def _launch_backward(grad: torch.Tensor, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    check_arguments(gate_up, activation)
-    check_grad(grad, _result_shape(gate_up), gate_up)
-    return _backward[gate_up.device.type](grad, gate_up, activation)
-
-
-def _fake_backward(grad: torch.Tensor, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    check_arguments(gate_up, activation)
-    check_grad(grad, _result_shape(gate_up), gate_up)
-    return torch.empty(gate_up.shape, dtype=gate_up.dtype, device=gate_up.device)
+def _result_of_backward(_: torch.Tensor, gate_up: torch.Tensor, __: str) -> torch.Tensor:
+    return gate_up.new_empty(gate_up.shape)
 
 
 class _GatedActivation(torch.autograd.Function):
@@ -70,18 +56,19 @@ class _GatedActivation(torch.autograd.Function):
 
 FORWARD = define_operator(
     CONTRACT.operation,
-    _launch,
+    check_arguments,
+    _result,
     mutates_args=CONTRACT.mutates,
-    fake=_fake,
     differentiable=_GatedActivation.apply,
     plain=reference.gated_activation,
 )
 BACKWARD = define_operator(
     BACKWARD_CONTRACT.operation,
-    _launch_backward,
+    _check_backward,
+    _result_of_backward,
     mutates_args=BACKWARD_CONTRACT.mutates,
-    fake=_fake_backward,
     differentiable=reference.gated_activation_backward,
+    like=1,
 )
 
 

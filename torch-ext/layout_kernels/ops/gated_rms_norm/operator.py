@@ -8,11 +8,10 @@ import torch
 
 from ...dispatch.launch import define_operator, is_direct
 from ...dispatch.runtime import RUNTIME
-from ..arguments import check_choice, check_eps, check_grad, check_rows, check_tensor, check_vector, or_empty
+from ..arguments import check_choice, check_eps, check_grad, check_rows, check_tensor, check_vector
 from . import ACTIVATIONS, BACKWARD_CONTRACT, CONTRACT, FLAVOURS, ORDERS, reference
 
 _forward = RUNTIME.functions(CONTRACT.operation)
-_backward = RUNTIME.functions(BACKWARD_CONTRACT.operation)
 
 
 def check_arguments(
@@ -55,36 +54,14 @@ def result_dtype(x: torch.dtype, weight: torch.dtype | None, flavour: str, order
     return torch.promote_types(x, weight)
 
 
-def _launch(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    flavour: str,
-    order: str,
-    group_size: int | None,
-    activation: str,
+def _result(
+    x: torch.Tensor, _: torch.Tensor, weight: torch.Tensor | None, __: float, flavour: str, order: str, *___: Any
 ) -> torch.Tensor:
-    check_arguments(x, gate, weight, eps, flavour, order, group_size, activation)
-    return _forward[x.device.type](x, gate, weight, eps, flavour, order, group_size, activation)
-
-
-def _fake(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    flavour: str,
-    order: str,
-    group_size: int | None,
-    activation: str,
-) -> torch.Tensor:
-    check_arguments(x, gate, weight, eps, flavour, order, group_size, activation)
     dtype = result_dtype(x.dtype, None if weight is None else weight.dtype, flavour, order)
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
-def _launch_backward(
+def _check_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     gate: torch.Tensor,
@@ -94,41 +71,18 @@ def _launch_backward(
     order: str,
     group_size: int | None,
     activation: str,
-    need_x: bool,
-    need_gate: bool,
-    need_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    args = (x, gate, weight, eps, flavour, order, group_size, activation)
-    check_arguments(*args)
-    check_grad(grad, x.shape, x)
-    grads = _backward[x.device.type](grad, *args, need_x, need_gate, need_weight)
-    return or_empty(grads[0], x), or_empty(grads[1], x), or_empty(grads[2], x)
-
-
-def _fake_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    flavour: str,
-    order: str,
-    group_size: int | None,
-    activation: str,
-    need_x: bool,
-    need_gate: bool,
-    need_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    need_x: bool,  # noqa: ARG001
+    need_gate: bool,  # noqa: ARG001
+    need_weight: bool,  # noqa: ARG001
+) -> None:
     check_arguments(x, gate, weight, eps, flavour, order, group_size, activation)
     check_grad(grad, x.shape, x)
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_x else None
-    grad_gate = torch.empty(x.shape, dtype=gate.dtype, device=x.device) if need_gate else None
-    grad_weight = torch.empty_like(weight) if need_weight and weight is not None else None
-    return or_empty(grad_x, x), or_empty(grad_gate, x), or_empty(grad_weight, x)
 
 
-def _plain_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(or_empty(found, x) for found in reference.gated_rms_norm_backward(grad, x, *rest))
+def _result_of_backward(_: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
+    needed = (tensor if need else None for tensor, need in zip(args[:3], args[-3:], strict=True))  # x, gate, weight
+    form = torch.contiguous_format
+    return tuple(None if tensor is None else torch.empty_like(tensor, memory_format=form) for tensor in needed)
 
 
 class _GatedRMSNorm(torch.autograd.Function):
@@ -159,18 +113,20 @@ class _GatedRMSNorm(torch.autograd.Function):
 
 FORWARD = define_operator(
     CONTRACT.operation,
-    _launch,
+    check_arguments,
+    _result,
     mutates_args=CONTRACT.mutates,
-    fake=_fake,
     differentiable=_GatedRMSNorm.apply,
     plain=reference.gated_rms_norm,
 )
 BACKWARD = define_operator(
     BACKWARD_CONTRACT.operation,
-    _launch_backward,
+    _check_backward,
+    _result_of_backward,
     mutates_args=BACKWARD_CONTRACT.mutates,
-    fake=_fake_backward,
-    differentiable=_plain_backward,
+    differentiable=reference.gated_rms_norm_backward,
+    returns=tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    like=1,
 )
 
 

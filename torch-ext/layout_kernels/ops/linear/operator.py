@@ -50,27 +50,16 @@ def _fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> b
     )
 
 
-def _launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    check_arguments(x, weight, bias)
-    return _forward[x.device.type](x, weight, bias)
-
-
-def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    check_arguments(x, weight, bias)
+def _result(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device=x.device)
-
-
-def _differentiable(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    # What a backward needs is the same whoever makes the product, and PyTorch's has one.
-    return functional.linear(x, weight, bias)
 
 
 FORWARD = define_operator(
     CONTRACT.operation,
-    _launch,
+    check_arguments,
+    _result,
     mutates_args=CONTRACT.mutates,
-    fake=_fake,
-    differentiable=_differentiable,
+    differentiable=functional.linear,  # what a backward needs is the same whoever makes the product
     plain=reference.linear,
     flops=lambda x, weight, *_, **__: 2 * math.prod(x[:-1]) * math.prod(weight),
 )

@@ -18,12 +18,10 @@ from ..arguments import (
     check_vector,
     device_of,
     fits_vector,
-    or_empty,
 )
 from . import BACKWARD_CONTRACT, CONTRACT, FLAVOURS, reference
 
 _forward = RUNTIME.functions(CONTRACT.operation)
-_backward = RUNTIME.functions(BACKWARD_CONTRACT.operation)
 
 
 def check_arguments(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> None:
@@ -60,51 +58,28 @@ def result_dtype(x: torch.dtype, weight: torch.dtype | None, flavour: str) -> to
     return torch.promote_types(x, weight)
 
 
-def _launch(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:
-    check_arguments(x, weight, eps, flavour)
-    return _forward[x.device.type](x, weight, eps, flavour)
-
-
-def _fake(x: torch.Tensor, weight: torch.Tensor | None, eps: float, flavour: str) -> torch.Tensor:
-    check_arguments(x, weight, eps, flavour)
+def _result(x: torch.Tensor, weight: torch.Tensor | None, _: float, flavour: str) -> torch.Tensor:
     dtype = result_dtype(x.dtype, None if weight is None else weight.dtype, flavour)
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
-def _launch_backward(
+def _check_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
     flavour: str,
-    need_x: bool,
-    need_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    need_x: bool,  # noqa: ARG001
+    need_weight: bool,  # noqa: ARG001
+) -> None:
     check_arguments(x, weight, eps, flavour)
     check_grad(grad, x.shape, x)
-    grads = _backward[x.device.type](grad, x, weight, eps, flavour, need_x, need_weight)
-    return or_empty(grads[0], x), or_empty(grads[1], x)
 
 
-def _fake_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    flavour: str,
-    need_x: bool,
-    need_weight: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_arguments(x, weight, eps, flavour)
-    check_grad(grad, x.shape, x)
+def _result_of_backward(_: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, *rest: Any) -> tuple[Any, Any]:
+    need_x, need_weight = rest[-2:]
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_x else None
-    grad_weight = torch.empty_like(weight) if need_weight and weight is not None else None
-    return or_empty(grad_x, x), or_empty(grad_weight, x)
-
-
-def _plain_backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    grads = reference.rms_norm_backward(grad, x, *rest)
-    return or_empty(grads[0], x), or_empty(grads[1], x)
+    return grad_x, torch.empty_like(weight) if need_weight and weight is not None else None
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -127,18 +102,20 @@ class _RMSNorm(torch.autograd.Function):
 
 FORWARD = define_operator(
     CONTRACT.operation,
-    _launch,
+    check_arguments,
+    _result,
     mutates_args=CONTRACT.mutates,
-    fake=_fake,
     differentiable=_RMSNorm.apply,
     plain=reference.rms_norm,
 )
 BACKWARD = define_operator(
     BACKWARD_CONTRACT.operation,
-    _launch_backward,
+    _check_backward,
+    _result_of_backward,
     mutates_args=BACKWARD_CONTRACT.mutates,
-    fake=_fake_backward,
-    differentiable=_plain_backward,
+    differentiable=reference.rms_norm_backward,
+    returns=tuple[torch.Tensor, torch.Tensor],
+    like=1,
 )
 
 

@@ -67,7 +67,6 @@ def _launch(
     up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    check_parts(x, gate, up, down, activation, gate_bias, up_bias, down_bias)
     rows = rows_of(gate, up)
     bias = None if gate_bias is None or up_bias is None else rows_of(gate_bias, up_bias)
     if rows is None or (bias is None) != (gate_bias is None):
@@ -76,8 +75,7 @@ def _launch(
         return _forward[x.device.type](x, None, rows, down, 0.0, "none", activation, bias, down_bias)
 
 
-def _fake(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, *rest: Any) -> torch.Tensor:
-    check_parts(x, gate, up, down, *rest)
+def _result(x: torch.Tensor, gate: torch.Tensor, _: torch.Tensor, down: torch.Tensor, *__: Any) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], down.shape[0]), dtype=gate.dtype, device=x.device)
 
 
@@ -106,10 +104,11 @@ def _differentiable(*args: Any) -> torch.Tensor:
 
 OF_PARTS = define_operator(
     "mlp_of_parts",
-    _launch,
+    check_parts,
+    _result,
     mutates_args=(),
-    fake=_fake,
     differentiable=_differentiable,
+    launch=_launch,
     flops=lambda x, gate, up, down, *_, **__: products(x, gate, up, down),
 )
 

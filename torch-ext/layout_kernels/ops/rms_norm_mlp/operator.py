@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional
@@ -140,35 +140,13 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[None]:
     return torch.autocast(device, enabled=False) if is_autocast(device) else contextlib.nullcontext()
 
 
-def _launch(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    eps: float,
-    flavour: str,
-    activation: str,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    args = (x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
-    check_arguments(*args)
-    with without_autocast(x.device.type):
-        return _forward[x.device.type](*args)
+def _launch(*args: Any) -> torch.Tensor:
+    device = args[0].device.type
+    with without_autocast(device):
+        return _forward[device](*args)
 
 
-def _fake(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    eps: float,
-    flavour: str,
-    activation: str,
-    gate_up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-) -> torch.Tensor:
-    check_arguments(x, norm_weight, gate_up, down, eps, flavour, activation, gate_up_bias, down_bias)
+def _result(x: torch.Tensor, _: Any, gate_up: torch.Tensor, down: torch.Tensor, *__: Any) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], down.shape[0]), dtype=gate_up.dtype, device=x.device)
 
 
@@ -197,9 +175,10 @@ def products(x: Sequence[int], *weights: Sequence[int]) -> int:
 
 FORWARD = define_operator(
     CONTRACT.operation,
-    _launch,
+    check_arguments,
+    _result,
     mutates_args=CONTRACT.mutates,
-    fake=_fake,
+    launch=_launch,
     differentiable=_composed,
     plain=reference.rms_norm_mlp,
     flops=lambda x, _, gate_up, down, *__, **___: products(x, gate_up, down),

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import cpu_model_child, cpu_models, cpu_report
-from benchmarks.cpu_model_child import KINDS
+from benchmarks import cpu_models, cpu_report, model_process
 from benchmarks.cpu_row import LIMIT, MET, MISSED
-from benchmarks.cpu_timing import Limit
+from benchmarks.model_process import KINDS
+from layout_kernels.benchmark.limits import Limit
 from layout_kernels.layers import Linear
 
-LIMITS = Limit(bandwidth=2e4, rate=1e5)
+LIMITS = Limit(bandwidth=2e10, rate=1e11)
 
 
 def findings() -> cpu_models.Findings:
@@ -76,11 +76,11 @@ def test_the_rest_is_what_is_spent_outside_of_our_layers(monkeypatch: pytest.Mon
             now[0] += self.seconds
             return x
 
-    monkeypatch.setattr(cpu_model_child, "clock", lambda: lambda: now[0])
+    monkeypatch.setattr(model_process, "processor_clock", lambda: lambda: now[0])
     layout = Slow(10.0, is_adopted=True)
     model = torch.nn.Sequential(Slow(1.0), layout, Slow(2.0), layout)
-    assert cpu_model_child.ours(model) == [layout]
-    with cpu_model_child.watched(model) as watch:
+    assert model_process.ours(model) == [layout]
+    with model_process.watched(model) as watch:
         assert watch.outside(lambda: model(torch.ones(1))) == (3.0, 23.0)
         assert watch.outside(lambda: model(torch.ones(1))) == (3.0, 23.0)
     assert "forward" not in layout.__dict__
@@ -96,20 +96,20 @@ def test_our_layers_are_adopted_modules_and_products_with_our_forward() -> None:
 
     stock, ours, layout = torch.nn.Linear(3, 3), torch.nn.Linear(3, 4), Layout()
     model = torch.nn.Sequential(stock, ours, layout)
-    assert cpu_model_child.ours(model) == [layout]
+    assert model_process.ours(model) == [layout]
     bound = ours.forward = Linear.forward.__get__(ours)
-    assert cpu_model_child.ours(model) == [ours, layout]
-    with cpu_model_child.watched(model):
+    assert model_process.ours(model) == [ours, layout]
+    with model_process.watched(model):
         assert ours.forward is not bound
         assert "forward" not in stock.__dict__
     assert ours.forward is bound
 
 
 def test_the_rest_is_without_what_watching_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = object.__new__(cpu_model_child.Child)
+    child = object.__new__(model_process.Child)
     child._model = torch.nn.Identity()
     answers = iter(((9.0, 10.0), (3.0, 8.0), (2.5, 9.0)))
-    monkeypatch.setattr(cpu_model_child.Stopwatch, "outside", lambda self, call: next(answers))
+    monkeypatch.setattr(model_process.Stopwatch, "outside", lambda self, call: next(answers))
     plain = iter((7.5e6, 7.75e6))
     monkeypatch.setattr(child, "decode", lambda count: next(plain))
     assert child.rest("2") == (9e6, 2e6)  # a watched step takes 8 seconds, others 7.5

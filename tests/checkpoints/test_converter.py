@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from layout_kernels.locations import Locations, Rule
+from layout_kernels.checkpoints.key_table import Locations, Rule
 from tests.support.loads import by_hand, load, ref
 from tests.support.tiny import FAMILIES, TEXT, Family, _causal, randomise, save_family, tokens
 

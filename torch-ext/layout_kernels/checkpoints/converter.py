@@ -4,7 +4,7 @@ A layout states its rules as data: each of its parameters is one checkpoint tens
 checkpoint tensors concatenated along their first dimension. From these rules one transformers ``WeightConverter``
 is made, which serves every layout, on the way in and on the way out.
 
-Names are never guessed from patterns: each layout knows where it stands (``locations.py``), and the converter looks
+Names are never guessed from patterns: each layout knows where it stands (``key_table.py``), and the converter looks
 keys up in a table; a key that belongs to no layout is left alone, whatever it looks like. A fused layout takes
 tensors from its former siblings (``mlp.gate_proj.weight`` goes into ``post_attention_layernorm``); their names come
 from the class that transformers' fusion made. When the load ends the layouts settle and nothing is left to convert;
@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from . import callers
-from .locations import Rule, join, layouts_of, locations, parent_path, source_names
-from .pages import pages
+from ..transformers_glue import requests
+from .key_table import Rule, join, layouts_of, locations, parent_path, source_names
+from .mapped_memory import pages
 
 try:
     from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -110,6 +110,13 @@ if WeightConverter is not None:
             if len(tensors) > 1:
                 for tensor in tensors:
                     pages.note(tensor)
+            if len(tensors) > 1 and merged.shape != parameter.shape:
+                # Without ignore_mismatched_sizes transformers raises; with it, it would initialise what fits as well.
+                shapes = [tuple(tensor.shape) for tensor in tensors]
+                layout.refuse(
+                    f"the checkpoint has {list(rule.sources)} of shapes {shapes}, which do not make "
+                    f"{tuple(parameter.shape)}: load the stock model, then apply_default_kernels()"
+                )
             layout.note_loaded(rule.target)
             return {full_layer_name: merged}
 
@@ -169,7 +176,7 @@ if WeightConverter is not None:
             transformers then takes the key as it was, if the model has it (a loose rule of DeepSeek V4 turns
             ``model.norm`` into ``model.kv_norm``), but a model with layouts lacks it.
             """
-            return key if locations.has(key) else callers.key_in_the_checkpoint() or key
+            return key if locations.has(key) else requests.key_in_the_checkpoint() or key
 
         def reverse_transform(self) -> OriginalConverter:
             """The converter that saves what this one loaded."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from .ops.adjacent import address, gathered, lay, rows_of, why_not_lay
+from ..ops.adjacent import address, gathered, lay, rows_of, why_not_lay
 from .sharded import is_sharded, rows_here
 
 
@@ -44,6 +44,10 @@ class Adoption:
     act_name: str = ""
     act: Any = None
     act_settings: tuple[tuple[str, Any], ...] = ()
+    idle: tuple[str, ...] = ()  # other children of an MLP: dropout that drops nothing
+    settings: tuple[tuple[str, Any], ...] = ()  # plain attributes of an MLP that its own forward may read
+    forward: Any = None  # of the original, and of the activation: not those of a class that was patched since
+    act_forward: Any = None
 
     # Methods, so that another copy of this package asks the one whose forward runs.
     def is_apart(self, module: Any) -> bool:
@@ -64,6 +68,10 @@ class _Named(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         own = vars(cls).get("_layout_kernels")
         return super().__instancecheck__(instance) if own is None else isinstance(instance, own.original)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        own = vars(cls).get("_layout_kernels")
+        return super().__subclasscheck__(subclass) if own is None else issubclass(subclass, own.original)
 
 
 class Adopted:
@@ -89,8 +97,11 @@ class Adopted:
         self._layout_kernels.arrange(self)
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        if "_layout_kernels" not in vars(type(self)) or len(reduced) < 3:
+            return reduced  # a class that was made of this one since, or one that says itself how it is copied
         # The class has no name to be found by: a copy, or a file, holds what it is made of.
-        return _blank, (self._layout_kernels,), super().__reduce_ex__(protocol)[2]
+        return _blank, (self._layout_kernels,), reduced[2]
 
     def extra_repr(self: Any) -> str:
         """What the stock module prints, and the layer that runs."""
@@ -151,7 +162,9 @@ def _adopted_class(adoption: Adoption) -> Any:
         "kernel_layer_name": adoption.name,
         "forward": _forward_like(adoption.layer.forward, original.forward),
     }
-    return _Named(original.__name__, (Adopted, original), members)
+    kind = type(original)
+    made = _Named if kind is type else type(_Named.__name__, (_Named, kind), {})
+    return made(original.__name__, (Adopted, original), members)
 
 
 def _blank(adoption: Adoption) -> nn.Module:
@@ -173,6 +186,7 @@ def adopt(module: Any, layer: type[nn.Module], name: str = "", **settings: Any) 
     adoption = replace(
         adoption,
         was_bound=vars(module).pop("forward", None) is not None,
+        forward=type(module).forward,
         lacks=tuple(name for name in read if not hasattr(module, name)),
     )
     module.__class__ = _adopted_class(adoption)

@@ -18,7 +18,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from layout_kernels import flavours
+from layout_kernels.recognition import mlps, norms
 from tests.support.tiny import TEXT
 
 NORMS = [
@@ -35,7 +35,7 @@ NORMS = [
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_norm_classes_of_transformers(cls: Any, flavour: str, eps_name: str, eps: float, device: str) -> None:
     with torch.device(device):
-        finding = flavours.norm_flavour(cls(20, eps=eps))
+        finding = norms.norm_flavour(cls(20, eps=eps))
     assert (finding.flavour, finding.eps_name) == (flavour, eps_name), finding.reason
 
 
@@ -47,8 +47,8 @@ def test_the_answer_is_the_class_s_own_where_the_name_says_otherwise() -> None:
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
             return 1.01 * super().forward(hidden_states)
 
-    assert flavours.norm_flavour(GemmaRMSNorm(16)).flavour == "cast_then_scale"
-    assert flavours.norm_flavour(LlamaLikeRMSNorm(16)).flavour is None
+    assert norms.norm_flavour(GemmaRMSNorm(16)).flavour == "cast_then_scale"
+    assert norms.norm_flavour(LlamaLikeRMSNorm(16)).flavour is None
 
 
 class CenteredRMSNorm(nn.Module):
@@ -73,7 +73,7 @@ class CenteredRMSNorm(nn.Module):
     ],
 )
 def test_what_is_no_known_norm_has_a_reason(norm: nn.Module, reason: str) -> None:
-    finding = flavours.norm_flavour(norm)
+    finding = norms.norm_flavour(norm)
     if isinstance(norm, MambaRMSNormGated):
         # Without a gate it is a plain norm: the same class is asked for both, and only this form is ours.
         assert finding.flavour in (None, "cast_then_scale")
@@ -85,7 +85,7 @@ def test_what_is_no_known_norm_has_a_reason(norm: nn.Module, reason: str) -> Non
 def test_an_attribute_that_the_forward_lacks_is_named() -> None:
     norm = LlamaRMSNorm(16)
     del norm.variance_epsilon
-    assert "variance_epsilon" in flavours.norm_flavour(norm).reason
+    assert "variance_epsilon" in norms.norm_flavour(norm).reason
 
 
 def test_nothing_of_the_caller_s_random_state_or_contexts_leaks() -> None:
@@ -93,7 +93,7 @@ def test_nothing_of_the_caller_s_random_state_or_contexts_leaks() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         with torch.inference_mode(), torch.device("meta"):
-            finding = flavours.norm_flavour(LlamaRMSNorm(11))
+            finding = norms.norm_flavour(LlamaRMSNorm(11))
     finally:
         torch.set_default_dtype(torch.float32)
     assert finding.flavour == "cast_then_scale"
@@ -139,7 +139,7 @@ class NormedMLP(LlamaMLP):
 
 @pytest.mark.parametrize("cls", [ClampingMLP, DroppingMLP, MultiplyingMLP, SwappedMLP, NormedMLP])
 def test_an_mlp_that_does_more_is_not_ours(cls: Any) -> None:
-    finding = flavours.mlp_kind(cls(CONFIG))
+    finding = mlps.mlp_kind(cls(CONFIG))
     assert finding.activation is None
     assert cls.__name__ in finding.reason
 
@@ -151,7 +151,7 @@ def test_an_mlp_that_does_more_is_not_ours(cls: Any) -> None:
 @pytest.mark.parametrize("cls", [LlamaMLP, Phi3MLP])
 def test_activations_of_plain_and_packed_mlps(cls: Any, given: str, activation: str | None) -> None:
     with torch.device("meta"):
-        finding = flavours.mlp_kind(cls(tf.LlamaConfig(**{**TEXT, "hidden_act": given, "mlp_bias": True})))
+        finding = mlps.mlp_kind(cls(tf.LlamaConfig(**{**TEXT, "hidden_act": given, "mlp_bias": True})))
     assert (finding.activation, finding.packed) == (activation, cls is Phi3MLP and activation is not None)
 
 
@@ -160,11 +160,11 @@ def test_activations_of_plain_and_packed_mlps(cls: Any, given: str, activation: 
 def test_what_is_examined_stays_in_its_mode(cls: Any, training: bool) -> None:
     """A dropout that were left in training mode would draw at random in a model that is in use."""
     mlp = type("Fresh", (cls,), {})(CONFIG).train(training)
-    flavours.mlp_kind(mlp)
+    mlps.mlp_kind(mlp)
     assert {module.training for module in mlp.modules()} == {training}
 
 
 def test_an_answer_is_not_shared_by_modules_with_other_settings() -> None:
-    first = flavours.mlp_kind(LlamaMLP(tf.LlamaConfig(**{**TEXT, "hidden_act": "gelu"})))
-    second = flavours.mlp_kind(LlamaMLP(tf.LlamaConfig(**{**TEXT, "hidden_act": "silu"})))
+    first = mlps.mlp_kind(LlamaMLP(tf.LlamaConfig(**{**TEXT, "hidden_act": "gelu"})))
+    second = mlps.mlp_kind(LlamaMLP(tf.LlamaConfig(**{**TEXT, "hidden_act": "silu"})))
     assert (first.activation, second.activation) == ("gelu", "silu")

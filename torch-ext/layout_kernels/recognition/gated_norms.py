@@ -1,4 +1,4 @@
-"""What a gated norm computes, found by running its class, as ``flavours.py`` does for norms and MLPs.
+"""What a gated norm computes, found by running its class, as ``norms.py`` does for norms and MLPs.
 
 transformers has gated norms that multiply by the gate before or after the norm, by silu or sigmoid of it, over the
 whole row or in groups, and round at two places. ``ops/gated_rms_norm/reference.py`` has them all; the one that gives
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import flavours
-from .ops.gated_rms_norm import ACTIVATIONS, FLAVOURS, ORDERS
-from .ops.gated_rms_norm.reference import gated_rms_norm as reference
-from .probing import blank_copy, check_not_sharded, examine, plain_settings, remembered, run, settings
+from ..ops.gated_rms_norm import ACTIVATIONS, FLAVOURS, ORDERS
+from ..ops.gated_rms_norm.reference import gated_rms_norm as reference
+from . import norms
+from .run_class import blank_copy, check_not_sharded, examine, plain_settings, remembered, run, settings
 
 HUB_NAME = "RMSNormGated"
 WIDTH = 24
@@ -87,10 +87,10 @@ def _compare(module: Any, eps: float) -> tuple[str, str, str, int | None] | None
 
 def _find(module: Any) -> GatedFinding:
     name = type(module).__name__
-    eps = flavours.eps_of(module)
+    eps = norms.eps_of(module)
     weight = getattr(module, "weight", None)
     if eps is None:
-        return GatedFinding(None, reason=f"{name} has none of the attributes {list(flavours.EPS_NAMES)}")
+        return GatedFinding(None, reason=f"{name} has none of the attributes {list(norms.EPS_NAMES)}")
     if weight is None or weight.dim() != 1 or len(list(module.parameters())) > 1:
         return GatedFinding(None, reason=f"{name} has other parameters than one `weight` [hidden_size]")
     try:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_cpu, cpu_mlp, cpu_models, cpu_norms, cpu_report, cpu_timing
+from benchmarks import bench_cpu, cpu_models, cpu_operations, cpu_report
 from benchmarks.cpu_plot import panels, write_plot
 from benchmarks.cpu_row import LIMIT, MET, MISSED, Row, geometric_mean
-from benchmarks.cpu_timing import Limit, WrongResultError
-from tests.test_bench_cpu_models import findings
+from layout_kernels.benchmark.limits import Limit
+from layout_kernels.benchmark.load import Load
+from tests.benchmark.test_bench_cpu_models import findings
 
 FIELDS: dict[str, Any] = {"machine": "as avx2", "threads": 1, "case": "rms_norm_mlp 576/1536 rows 8", "dtype": "bf16"}
 # A target of 3 x stock asks for 100, the machine allows 120.
@@ -23,12 +24,12 @@ OUT_OF_REACH = Row(**FIELDS, stock=300.0, ours=130.0, required=100.0, target="3 
                    limit="fp32 operations", limit_us=120.0, work=12e6)  # fmt: skip
 SIZES = (1, 576, 1536, 2)  # rows, width, intermediate size, bytes of an element
 WEIGHTS = 3 * 576 * 1536
-LIMITS = Limit(bandwidth=2e4, rate=1e5)
+LIMITS = Limit(bandwidth=2e10, rate=1e11)
 
 
 def mlp_row(rows: int, stock: float, ours: float, wanted: float = 5.0, limit: Limit = LIMITS, **others: float) -> Row:
     found = {"stock": stock, "ours": ours, **others}
-    return cpu_mlp.row_of(FIELDS, found, (rows, *SIZES[1:]), wanted, limit)
+    return cpu_operations.mlp_row(Row(**FIELDS, wanted=wanted), found, (rows, *SIZES[1:]), limit)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +61,16 @@ def test_only_a_missed_row_fails_the_run_and_so_does_an_empty_one() -> None:
 
 def test_never_slower_allows_three_percent_and_stock_proves_that_it_can_be_reached() -> None:
     assert mlp_row(8, 970.0, 999.0, wanted=1.0).verdict == MET
-    slow_machine = Limit(bandwidth=1.0, rate=1.0)
+    slow_machine = Limit(bandwidth=1e6, rate=1e6)
     assert mlp_row(8, 970.0, 1001.0, wanted=1.0, limit=slow_machine).verdict == MISSED
 
 
 def test_one_row_must_read_at_the_memorys_speed_and_many_multiply_at_that_of_products() -> None:
-    reading = 2 * WEIGHTS / LIMITS.bandwidth
+    reading = 2e6 * WEIGHTS / LIMITS.bandwidth
     assert mlp_row(1, 1e6, reading / 0.81).verdict == MET
     assert mlp_row(1, 1e6, reading / 0.79).verdict == MISSED
     assert mlp_row(8, 1e6, 100 * reading).verdict == MET  # no such target in between
-    products = 2 * WEIGHTS * 128 / LIMITS.rate
+    products = 2e6 * WEIGHTS * 128 / LIMITS.rate
     assert mlp_row(128, 1e6, products / 0.81).verdict == MET
     assert mlp_row(128, 1e6, products / 0.79).verdict == MISSED
 
@@ -82,7 +83,7 @@ def test_weights_in_a_cache_are_read_at_the_caches_speed_in_the_limit_and_not_in
 
 
 def norm(found: dict[str, float], case: str = "rms_norm 128x576") -> Row:
-    return cpu_norms.forward_row({**FIELDS, "case": case}, found, 1000)
+    return cpu_operations.forward_row(Row(**{**FIELDS, "case": case}), found, 1000)
 
 
 def test_a_norm_is_never_behind_the_best_of_the_others() -> None:
@@ -105,50 +106,12 @@ def test_the_geometric_mean_is_that_of_the_ratios() -> None:
     assert geometric_mean([*rows, replace(rows[0], ours=None, failure="wrong")]).verdict == MISSED
 
 
-def test_a_wrong_result_of_ours_has_no_speed_and_a_wrong_peer_no_column() -> None:
-    right, wrong = torch.ones(4), torch.tensor([1.0, 1.0, 1.0, 1.1])
-    calls = {"ours": lambda: right, "stock": lambda: right, "F": lambda: wrong, "clone": lambda: None}
-    assert set(cpu_timing.right_ones("case", calls)[0]) == {"ours", "stock", "clone"}
-    for bad in (wrong, right * float("nan"), torch.ones(1)):
-        with pytest.raises(WrongResultError, match="no speed is measured"):
-            cpu_timing.right_ones("case", {**calls, "ours": lambda bad=bad: bad})
-    with pytest.raises(WrongResultError):  # the second gradient
-        cpu_timing.check("case", (right, wrong), (right, right))
-
-
 def test_a_wrong_kernel_gives_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_norms.layout_kernels, "rms_norm", lambda x, *_: x * 2)
+    monkeypatch.setattr(cpu_operations.layout_kernels, "rms_norm", lambda x, *_: x * 2)
     options = Namespace(compile=False, seconds=0.0, quick=True)
-    row = cpu_norms._forward_row("avx2", options, "fp32", "4x8", torch.randn(4, 8))
+    row = cpu_operations._forward_row(Row.of("avx2", "rms_norm 4x8", "fp32"), options, torch.randn(4, 8))
     assert (row.ours, row.stock, row.verdict) == (None, None, MISSED)
-    assert "MISSED: rms_norm 4x8 fp32 by ours: off by" in cpu_report.line(row)
-
-
-def test_calls_are_measured_in_turns_and_the_shortest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, order = [0.0], []
-    durations = {"ours": iter((3.0, 1.0)), "stock": iter((5.0, 7.0))}
-
-    def call(name: str) -> None:
-        order.append(name)
-        now[0] += next(durations[name])
-
-    monkeypatch.setattr(cpu_timing, "clock", lambda: lambda: now[0])
-    calls = {name: lambda name=name: call(name) for name in durations}
-    assert cpu_timing.shortest(calls, {"ours": 3.0, "stock": 5.0}, 0.0) == {"ours": 1e6, "stock": 5e6}
-    assert order == ["ours", "stock"] * 2
-
-
-def test_a_call_does_not_pay_for_what_another_turn_left_in_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, last = [0.0], [""]
-
-    def call(name: str, warm: float, cold: float) -> None:
-        now[0] += warm if last[0] == name else cold
-        last[0] = name
-
-    monkeypatch.setattr(cpu_timing, "clock", lambda: lambda: now[0])
-    calls = {"ours": lambda: call("ours", 1.0, 9.0), "stock": lambda: call("stock", 2.0, 9.0)}
-    # Stock is called once in a turn, ours more often: neither is timed cold.
-    assert cpu_timing.shortest(calls, {"ours": 1e-4, "stock": 1e-2}, 0.01) == {"ours": 1e6, "stock": 2e6}
+    assert "MISSED: rms_norm 4x8 fp32 by ours is off by" in cpu_report.line(row)
 
 
 def test_the_table_shows_each_contender_and_marks_where_ours_is_behind() -> None:
@@ -172,16 +135,17 @@ def test_the_profile_says_what_a_target_needs_beside_what_the_machine_does() -> 
 
 def test_the_parts_of_an_mlp_have_their_rate_and_their_share_of_the_limit() -> None:
     products = 2 * 2 * 576 * 1536 * 128 / LIMITS.rate
-    text = cpu_mlp.profile_of({"norm": 14.7456, "gate_up": 2 * products}, (128, *SIZES[1:]), LIMITS)
+    text = cpu_operations.profile_of({"norm": 14.7456e-6, "gate_up": 2 * products}, (128, *SIZES[1:]), LIMITS)
     assert text.startswith("norm 14.7 us at 20.0 GB/s (1.00 of bytes); gate_up ")
     assert text.endswith("at 50.0 GFLOP/s (0.50 of fp32 operations)")
 
 
 def test_the_report_holds_every_row_and_explains_the_verdicts(tmp_path: Path) -> None:
     rows = [OUT_OF_REACH, replace(OUT_OF_REACH, ours=90.0, case="rms_norm_mlp 576/1536 rows 32")]
-    cpu_report.write(rows, tmp_path, 61.0)
+    cpu_report.write(rows, tmp_path, Load(0.25, None, 61.0))
     text = (tmp_path / "cpu.md").read_text()
     assert all(cpu_report.line(row) in text for row in rows)
+    assert "1 minutes, other processes meanwhile: 25% of the CPUs" in text
     assert "2 rows: 1 met, 1 at the machine's limit, 0 missed." in text
     assert "**verdict**" in text
     assert "out of reach on this machine" in text

@@ -1,13 +1,16 @@
 """One variant of the model in a process of its own, which obeys the lines on its standard input.
 
-The first line that it prints says the peak of its memory after loading, a prefill and a little decoding; each command
-is answered by one line of JSON.
+The first line that it prints says how long loading took, and the peak of its memory after a prefill and a little
+decoding; each command is answered by one line of JSON.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +18,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.cpu_timing import clock
+from layout_kernels.benchmark.memory import process_peak_mib
+from layout_kernels.benchmark.timers import processor_clock, seconds_of
+from tools import source_environment
 from tools.demo import models, timing
-from tools.demo.__main__ import encode
 from tools.demo.comparison import Trace, compare, follow
+from tools.project import ROOT
 
 PREFILL = 128
 POSITIONS = 32
@@ -47,8 +52,8 @@ def check_layers(kind: str, model: Any) -> None:
     Raises:
         RuntimeError: it lacks them.
     """
-    found = {row.name: row.implementation for row in models.count_layers(model)}
-    wanted = set() if kind == KINDS[0] else set(models.OPERATIONS)
+    found = {row.layer: row.implementation for row in models.kernel().report(model).rows}
+    wanted = set() if kind == KINDS[0] else {"CustomRMSNorm", "RMSNormMLP"}
     if set(found) != wanted or not all("native" in name for name in found.values()):
         raise RuntimeError(f"{kind}: our layers in the model are {found}, expected {sorted(wanted)}, native")
     # The products inside a fused layer are its own, and their modules are not called.
@@ -64,7 +69,7 @@ def check_layers(kind: str, model: Any) -> None:
 
 def runs_our_linear(module: Any) -> bool:
     """Whether a plain linear layer runs our forward; PyTorch's has the same qualified name."""
-    return type(module) is torch.nn.Linear and module.forward.__func__ is not torch.nn.Linear.forward
+    return type(module) is torch.nn.Linear and getattr(module.forward, "__func__", None) is not torch.nn.Linear.forward
 
 
 def ours(model: Any) -> list[Any]:
@@ -78,11 +83,58 @@ def ours(model: Any) -> list[Any]:
     return found
 
 
+class Process:
+    """One variant of the model in a process of its own, seen from outside."""
+
+    def __init__(self, kind: str, checkpoint: Path, threads: int) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
+        command = [sys.executable, "-m", "benchmarks.model_process", kind, str(checkpoint), str(threads)]
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=source_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.kind = kind
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def answer(self) -> Any:
+        """The next answer.
+
+        Raises:
+            RuntimeError: the process ended; the end of its output is in the message.
+        """
+        assert self._process.stdout is not None  # noqa: S101
+        for line in self._process.stdout:
+            if line.startswith('{"answer"'):
+                return json.loads(line)["answer"]
+        self._errors.seek(0)
+        last = " ".join(self._errors.read().strip().splitlines()[-3:])
+        raise RuntimeError(f"the process of {self.kind} ended: {last}")
+
+    def ask(self, command: str) -> Any:
+        """The answer to one command."""
+        assert self._process.stdin is not None  # noqa: S101
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self.answer()
+
+
 class Stopwatch:
     """Counts the seconds that are spent inside of some functions."""
 
     def __init__(self) -> None:
-        self.now = clock()
+        self.now = processor_clock()
         self.spent = 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,9 +151,7 @@ class Stopwatch:
     def outside(self, call: Callable[[], Any]) -> tuple[float, float]:
         """The seconds of a call that are not spent inside, and all of them; both with what the counting takes."""
         self.spent = 0.0
-        start = self.now()
-        call()
-        took = self.now() - start
+        took = seconds_of(call, self.now)
         return took - self.spent, took
 
 
@@ -128,9 +178,11 @@ class Child:
         from transformers import AutoTokenizer
 
         torch.set_num_threads(threads)
-        self._model = load(kind, checkpoint)
+        loaded: list[Any] = []
+        self.seconds = seconds_of(lambda: loaded.append(load(kind, checkpoint)), time.perf_counter)
+        (self._model,) = loaded
         check_layers(kind, self._model)
-        self._question = encode(AutoTokenizer.from_pretrained(checkpoint))
+        self._question = models.encode(AutoTokenizer.from_pretrained(checkpoint))
         self._prompt = self._question.repeat(1, -(-PREFILL // self._question.shape[1]))[:, :PREFILL]
         self._cache: Any = None
 
@@ -138,28 +190,25 @@ class Child:
         """Use that many from now on."""
         torch.set_num_threads(int(count))
 
-    @torch.inference_mode()
     def prefill(self) -> float:
         """Microseconds of a forward over the prompt."""
-        now = clock()
-        start = now()
-        output = self._model(input_ids=self._prompt, use_cache=True, logits_to_keep=1)
-        took = now() - start
-        self._cache = output.past_key_values
-        return took * 1e6
+        return seconds_of(self._prefill, processor_clock()) * 1e6
 
-    @torch.inference_mode()
     def decode(self, count: str) -> float:
         """Microseconds of the shortest of `count` steps of one token after the prompt."""
-        now, times = clock(), []
-        for _ in range(int(count)):
-            start = now()
-            self._step()
-            times.append(now() - start)
-        return min(times) * 1e6
+        now = processor_clock()
+        return min(seconds_of(self._step, now) for _ in range(int(count))) * 1e6
+
+    def _prefill(self) -> None:
+        self._cache = timing.prefill(self._model, self._prompt)
 
     def _step(self) -> None:
-        self._model(input_ids=self._prompt[:, -1:], past_key_values=self._cache, use_cache=True)
+        timing.step(self._model, self._prompt[:, -1:], self._cache)
+
+    def turn(self, count: str) -> dict[str, dict[str, float]]:
+        """Microseconds of prefill and decode, and of what a model with our layers spends outside of them."""
+        times = {"prefill": self.prefill(), "decode": self.decode(count)}
+        return {"times": times, "rests": dict(zip(times, self.rest(count), strict=True)) if ours(self._model) else {}}
 
     @torch.inference_mode()
     def rest(self, count: str) -> tuple[float, float]:
@@ -176,10 +225,6 @@ class Child:
                 steps.append(watch.outside(self._step))
         outside, took = (min(each) * 1e6 for each in zip(*steps, strict=True))
         return prefill * 1e6, outside - max(0.0, took - min(times))
-
-    def peak(self) -> float:
-        """MiB."""
-        return timing.peak_mib()
 
     def sizes(self) -> dict[str, int]:
         """Elements of the weights that our layers multiply by: in the decoder's layers, and in the output's."""
@@ -224,7 +269,7 @@ def main(kind: str, checkpoint: Path, threads: int) -> None:
     child = Child(kind, checkpoint, threads)
     child.prefill()
     child.decode("4")
-    print(json.dumps({"answer": child.peak()}), flush=True)
+    print(json.dumps({"answer": {"seconds": child.seconds, "peak_mib": process_peak_mib()}}), flush=True)
     for line in sys.stdin:
         name, *arguments = line.rstrip("\n").split(" ", 1)
         print(json.dumps({"answer": getattr(child, name)(*arguments)}), flush=True)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .callers import MODELS, Builder
+from .requests import MODELS, Builder
 
 try:
     from transformers import conversion_mapping as _conversion_mapping
     from transformers import monkey_patching as _monkey_patching
-except ImportError:  # see conversion.py
+except ImportError:  # see checkpoints/converter.py
     _conversion_mapping = _monkey_patching = None  # type: ignore[assignment]
 
 
@@ -216,6 +216,24 @@ def forget_our_classes(model: nn.Module) -> None:
             recorders[output] = (
                 [_recorded(r, stock) for r in found] if isinstance(found, list) else _recorded(found, stock)
             )
+
+
+def restore_tied_names(model: Any) -> None:
+    """Let ``all_tied_weights_keys`` name parameters that are there: layouts had other names (Zamba's shared block).
+
+    Source: transformers 5.22.2, ``modeling_utils.py`` (``post_init``).
+    """
+    for module in [*model.modules()][::-1]:  # children first, as they were built
+        names = vars(module).get("all_tied_weights_keys")
+        if not names or {*names, *names.values()} <= {
+            name for name, _ in module.named_parameters(remove_duplicate=False)
+        }:
+            continue
+        names = module.get_expanded_tied_weights_keys(all_submodels=False)
+        for path, child in module.named_children():
+            own = getattr(child, "all_tied_weights_keys", None) or {}
+            names |= {f"{path}.{target}": f"{path}.{source}" for target, source in own.items()}
+        module.all_tied_weights_keys = names
 
 
 def _recorded(recorder: Any, stock: dict[type, type]) -> Any:

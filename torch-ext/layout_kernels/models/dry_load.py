@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import conversion, layers, patching
+from .. import layers
+from ..checkpoints import converter
 from ..layouts.base import Layout
+from ..transformers_glue import class_patches
 from .loading import kernel_loading
 from .names import saved_names, unreached
 
@@ -40,14 +42,13 @@ def _patches(model: nn.Module, mapping: dict[Key, str]) -> dict[str, type]:
 def _key_of(layout: Any, path: str, model: nn.Module, mapping: dict[Key, str]) -> Key | None:
     """The key of ``mapping`` that put ``layout`` at ``path``."""
     parent = model.get_submodule(path.rpartition(".")[0])
-    fused = patching.children_of_fused_parent(parent)
+    fused = class_patches.children_of_fused_parent(parent)
     for key, layer in mapping.items():
         if f"{layer}Layout" != type(layout).__name__:
             continue
         if isinstance(key, str):
-            if any(
-                patching.replacement(cls.__name__, {key: cls}) for cls in patching.original_classes(layout, parent)
-            ):
+            covered = class_patches.original_classes(layout, parent)
+            if any(class_patches.replacement(cls.__name__, {key: cls}) for cls in covered):
                 return key
         elif fused is not None and tuple(pattern.rpartition(".")[2] for _, pattern in key) == fused:
             owner = key[0][1].rpartition(".")[0].replace("*", r"\w+")
@@ -78,9 +79,9 @@ def _refused_in_one_model(cls: Any, config: Any, mapping: dict[Key, str]) -> dic
         stock = cls(config)
         names = saved_names(stock)
         model = _with_layers(cls, config, _patches(stock, mapping))
-        patching.register_under(config.model_type, list.copy(Layout.conversion_mapping))
+        class_patches.register_under(config.model_type, list.copy(Layout.conversion_mapping))
         state = model.state_dict()  # kept until the names are followed: the layouts' places are noted with it
-        conversion.verify_all(model)
+        converter.verify_all(model)
         reasons = unreached(names, model, state)
         keys = {}
         for path, module in model.named_modules():

@@ -14,7 +14,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormG
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextRMSNormGated
 from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
 
-from layout_kernels import flavours, gated, layers
+from layout_kernels import layers
+from layout_kernels.recognition import gated_norms, norms
 
 WIDTH = 24
 CASES = [
@@ -47,7 +48,7 @@ def rows(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("module", "expected"), CASES, ids=lambda value: type(value).__name__)
 def test_what_a_class_computes_is_found(module: nn.Module, expected: tuple[Any, ...]) -> None:
-    found = gated.gated_flavour(module)
+    found = gated_norms.gated_flavour(module)
     assert (found.flavour, found.order, found.group_size, found.activation) == expected
     assert found.eps_name == "variance_epsilon"
 
@@ -55,7 +56,7 @@ def test_what_a_class_computes_is_found(module: nn.Module, expected: tuple[Any, 
 @pytest.mark.parametrize("module", [case[0] for case in CASES[4:]], ids=lambda module: type(module).__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_layer_gives_the_results_and_gradients_of_the_class(module: nn.Module, dtype: torch.dtype) -> None:
-    assert gated.why_not_bound(module) == ""
+    assert gated_norms.why_not_bound(module) == ""
     stock = module.to(dtype)
     with torch.no_grad():
         stock.weight.copy_(rows(dtype, WIDTH))
@@ -75,19 +76,19 @@ def test_the_layer_gives_the_results_and_gradients_of_the_class(module: nn.Modul
 
 
 def test_a_gated_norm_is_no_plain_norm_even_where_its_gate_may_be_absent() -> None:
-    finding = flavours.norm_flavour(BambaRMSNormGated(WIDTH))
+    finding = norms.norm_flavour(BambaRMSNormGated(WIDTH))
     assert finding.flavour is None
     assert "gate" in finding.reason
 
 
 def test_a_class_without_the_hub_name_is_not_bound_and_the_reason_names_it() -> None:
-    assert "BambaRMSNormGated" in gated.why_not_bound(BambaRMSNormGated(WIDTH))
-    assert gated.HUB_NAME in gated.why_not_bound(BambaRMSNormGated(WIDTH))
+    assert "BambaRMSNormGated" in gated_norms.why_not_bound(BambaRMSNormGated(WIDTH))
+    assert gated_norms.HUB_NAME in gated_norms.why_not_bound(BambaRMSNormGated(WIDTH))
 
 
 def test_a_class_that_computes_something_else_is_refused_with_its_name() -> None:
     module = TanhGated(WIDTH)
-    assert "TanhGated" in gated.why_not_bound(module)
+    assert "TanhGated" in gated_norms.why_not_bound(module)
     with pytest.raises(ValueError, match="RMSNormGated cannot run TanhGated"):
         layers.RMSNormGated.forward(module, torch.ones(2, WIDTH), torch.ones(2, WIDTH))
 

@@ -11,8 +11,13 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _every_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 TENSORS = (nn.Parameter, torch.Tensor)
+_Module, _Linear = nn.Module, nn.Linear
+_CALL, LINEAR_FORWARD = nn.Module.__call__, nn.Linear.forward
+_len_function_modes = torch._C._len_torch_function_stack
 _is_compiling = torch.compiler.is_compiling
 _len_dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
@@ -32,10 +37,21 @@ def is_for_operators(x: Any) -> bool:
         return not torch.compiler.is_exporting()
     return (
         _len_dispatch_modes() == 0
+        and is_unwatched()
         and _functorch_level() is None
         and forward_ad._current_level < 0
         and _tracing_state() is None
     )
+
+
+def is_unwatched() -> bool:
+    """Whether no function mode stands between a caller and torch's functions."""
+    return _len_function_modes() == 0 or _are_devices()
+
+
+def _are_devices() -> bool:
+    """Whether the function modes that are active only say where tensors are made (``torch.device`` as a context)."""
+    return all(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def mark_linear_forward(forward: Any) -> None:
@@ -64,7 +80,7 @@ def weight_and_bias(module: nn.Module) -> tuple[nn.Parameter, torch.Tensor | Non
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]
         or has_global_hooks()
-        or ("forward" in own and not _has_linear_forward(module))
+        or not _has_linear_forward(module)
     ):
         return None
     # Registered and not shadowed, as nearly always; else what the module itself would read.
@@ -85,6 +101,11 @@ def has_global_hooks() -> bool:
     )
 
 
+def is_patched() -> bool:
+    """Whether calling a module, or the product of every ``nn.Linear``, is not torch's own any more."""
+    return _Module.__call__ is not _CALL or _Linear.forward is not LINEAR_FORWARD
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling ``module`` runs hooks, its own or those of every module."""
     return bool(
@@ -98,6 +119,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 def _has_linear_forward(module: nn.Module) -> bool:
     """Whether the instance has no forward of its own, or one of ours, or that of its class, as `kernels` binds it."""
+    if _is_compiling():  # by attribute: a compiler guards that, and not the lack of a key
+        forward: Any = module.forward
+        return getattr(forward, "__func__", None) is nn.Linear.forward or getattr(forward, "is_linear_forward", False)
     bound = module.__dict__.get("forward")
     if bound is None or getattr(bound, "is_linear_forward", False):
         return True

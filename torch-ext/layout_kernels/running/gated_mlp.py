@@ -9,24 +9,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from .ops.adjacent import joined, rows_of
-from .ops.gated_activation import gated_activation
-from .ops.rms_norm_mlp import mlp_of_parts, rms_norm_mlp
-from .ops.rms_norm_mlp.operator import direct
-from .plain import TENSORS, child, has_hooks, is_for_operators, weight_and_bias
+from ..ops.adjacent import joined, rows_of
+from ..ops.gated_activation import gated_activation
+from ..ops.rms_norm_mlp import mlp_of_parts, rms_norm_mlp
+from ..ops.rms_norm_mlp.operator import direct
+from .plain import TENSORS, child, has_hooks, is_for_operators, is_patched, weight_and_bias
 from .sharded import is_sharded, rows_here
 
 _is_compiling = torch.compiler.is_compiling
 _is_any_autocast = torch._C._is_any_autocast_enabled
+_CONVERTED = (torch.float32, torch.bfloat16, torch.float16)
 Linear = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def run(mlp: Any, x: torch.Tensor) -> torch.Tensor:
     """``down(act(gate(x)) * up(x))``, [..., width] to [..., out]."""
     down: Linear | None = weight_and_bias(child(mlp, "down_proj"))
-    if down is not None and type(x) in TENSORS and _has_its_activation(mlp):
+    if down is not None and type(x) in TENSORS and _is_as_found(mlp):
         result = (_compiled if _is_compiling() else _in_one_call)(mlp, x, down)
         if result is not None:
             return result
@@ -57,8 +59,8 @@ def _in_one_call(mlp: Any, x: torch.Tensor, down: Linear) -> torch.Tensor | None
 
 
 def _has_dtype_of(weight: torch.Tensor, x: torch.Tensor) -> bool:
-    """Another dtype is an error of a stock MLP, but where autocast converts."""
-    return x.dtype is weight.dtype or _is_any_autocast()
+    """Another dtype is an error of a stock MLP, but where autocast converts: not float64."""
+    return x.dtype is weight.dtype or (_is_any_autocast() and x.dtype in _CONVERTED and weight.dtype in _CONVERTED)
 
 
 def _is_one_product(weight: torch.Tensor, x: torch.Tensor) -> bool:
@@ -68,8 +70,8 @@ def _is_one_product(weight: torch.Tensor, x: torch.Tensor) -> bool:
 
 def why_in_parts(mlp: Any) -> str:
     """Why ``mlp`` runs as its own class does; empty where it runs in one call, or in two where it is sharded."""
-    if not _has_its_activation(mlp):
-        return "its activation was exchanged or has hooks, so it is called as a module"
+    if not _is_as_found(mlp):
+        return "its activation, dropout or class was exchanged, set or hooked, so its products are called as modules"
     if not mlp._layout_kernels.packed and is_sharded(getattr(mlp.gate_proj, "weight", None)):
         return "" if _rows_here(mlp) else "its sharded rows are no one product, so its products are called as modules"
     parts = None if mlp._layout_kernels.packed else _parts(mlp)
@@ -88,18 +90,37 @@ def _stock(mlp: Any, x: torch.Tensor) -> torch.Tensor:
     return mlp._layout_kernels.original.forward(mlp, x)
 
 
-def _has_its_activation(mlp: Any) -> bool:
+def _is_as_found(mlp: Any) -> bool:
+    """Whether what decides the result beside the products is what it was when the MLP was examined."""
     how = mlp._layout_kernels
+    if how.original.forward is not how.forward and how.forward is not None:
+        return False  # its class was patched since
+    if not _is_compiling() and is_patched():
+        return False
+    if how.settings and any(getattr(mlp, name, None) != value for name, value in how.settings):
+        return False
+    for name in how.idle:
+        child = mlp._modules.get(name)
+        if type(child) is not nn.Dropout or (child.training and child.p) or has_hooks(child) or _own_forward(child):
+            return False
     module = mlp._modules.get(how.act_name)
     if module is None:
         return getattr(mlp, how.act_name) is how.act
-    bound = module.__dict__.get("forward")
     return (
         type(module) is how.act
-        and (bound is None or getattr(bound, "__func__", None) is how.act.forward)
+        and (how.act_forward is None or how.act.forward is how.act_forward)
+        and not _own_forward(module)
         and all(getattr(module, name, None) == value for name, value in how.act_settings)
         and not has_hooks(module)
     )
+
+
+def _own_forward(module: Any) -> bool:
+    """Whether the instance has another forward than its class's, which `kernels` binds too."""
+    if _is_compiling():  # by attribute: a compiler guards that, and not the lack of a key
+        return getattr(module.forward, "__func__", None) is not type(module).forward
+    bound = module.__dict__.get("forward")
+    return bound is not None and getattr(bound, "__func__", None) is not type(module).forward
 
 
 def _is_sharded(mlp: Any, x: torch.Tensor) -> bool:
@@ -111,7 +132,7 @@ def _is_sharded(mlp: Any, x: torch.Tensor) -> bool:
         and type(x) in TENSORS
         and not torch.is_grad_enabled()
         and not _is_compiling()
-        and _has_its_activation(mlp)
+        and _is_as_found(mlp)
     )
 
 

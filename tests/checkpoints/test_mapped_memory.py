@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from layout_kernels.pages import Pages
+from layout_kernels.checkpoints.mapped_memory import Pages
 
 SIZE = 1 << 20  # float32 values, 4 MiB
 

@@ -1,0 +1,1 @@
+"""How tensors get into a model, and out of it."""

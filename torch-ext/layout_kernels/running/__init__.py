@@ -1,0 +1,1 @@
+"""What runs in a module's place, and when its own class does."""

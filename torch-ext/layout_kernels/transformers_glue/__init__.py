@@ -1,0 +1,1 @@
+"""What transformers does behind our back: class patches, requests and versions."""
