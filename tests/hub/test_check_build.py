@@ -99,6 +99,20 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("readable Python", append("plugin.py", "\0"), "plugin.py is no Python: "),
     ("readable Python", latin, "plugin.py is no Python: SyntaxError"),
     ("relative imports only", append("plugin.py", "\nfrom layout_kernels import layers\n"), "write a relative import"),
+    ("allowed dependencies", append("plugin.py", "\nimport transformers\n"), "imports transformers"),
+    ("allowed dependencies", append("plugin.py", "\n__import__('einops')\n"), "imports einops"),
+    ("allowed dependencies", append("plugin.py", "\ndef f():\n    import pandas\n"), "imports pandas"),
+    ("literal __all__", replace("__init__.py", "__all__ = [", "__all__ = [] + ["), "no literal __all__"),
+    ("layers exposed", replace("__init__.py", '    "layers",\n', ""), "does not expose layers"),
+    ("operator names from _ops", append("layers.py", GLOBAL_OPERATOR), "'shared_by_all'"),
+    ("abi3 and manylinux limits", foreign_library, "holds 1 compiled files (helper.so)"),
+    ("abi3 and manylinux limits", hidden_library, "holds 1 compiled files (numerics/data.bin)"),
+    ("public names only added", replace("layers.py", "class GatedMLP(", "class Renamed("), "layers.GatedMLP"),
+    ("loads without GPU, Triton, torch_npu, transformers", append("layers.py", "\nimport triton\n"), "triton"),
+    ("operators lie under the id", append("layers.py", GLOBAL_OPERATOR), "shared_by_all::f"),
+]
+# What one look at one build finds: a copy, and the start of a process, take longer.
+BROKEN_TOGETHER: list[tuple[str, Callable[[Path], None], str]] = [
     *[
         ("relative imports only", append("plugin.py", f"\n{line}\n"), message)
         for line, message in (
@@ -116,17 +130,6 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
             ("__import__('_layout_kernels_cpu_0123abcd')", "imports _layout_kernels_cpu_0123abcd by name"),
         )
     ],
-    ("allowed dependencies", append("plugin.py", "\nimport transformers\n"), "imports transformers"),
-    ("allowed dependencies", append("plugin.py", "\n__import__('einops')\n"), "imports einops"),
-    ("allowed dependencies", append("plugin.py", "\ndef f():\n    import pandas\n"), "imports pandas"),
-    ("literal __all__", replace("__init__.py", "__all__ = [", "__all__ = [] + ["), "no literal __all__"),
-    ("layers exposed", replace("__init__.py", '    "layers",\n', ""), "does not expose layers"),
-    ("operator names from _ops", append("layers.py", GLOBAL_OPERATOR), "'shared_by_all'"),
-    ("abi3 and manylinux limits", foreign_library, "holds 1 compiled files (helper.so)"),
-    ("abi3 and manylinux limits", hidden_library, "holds 1 compiled files (numerics/data.bin)"),
-    ("public names only added", replace("layers.py", "class GatedMLP(", "class Renamed("), "layers.GatedMLP"),
-    ("loads without GPU, Triton, torch_npu, transformers", append("layers.py", "\nimport triton\n"), "triton"),
-    ("operators lie under the id", append("layers.py", GLOBAL_OPERATOR), "shared_by_all::f"),
     ("layers accepted by kernels' validator", append("layers.py", IMPURE), "Heavy"),
     (
         "names of __all__ resolve",
@@ -156,7 +159,7 @@ def test_this_build_keeps_every_rule(original: Path, capsys: pytest.CaptureFixtu
 
 
 def test_every_rule_is_broken_below() -> None:
-    assert {rule for rule, _, _ in BROKEN} == set(check_build.RULES)
+    assert {rule for rule, _, _ in (*BROKEN, *BROKEN_TOGETHER)} == set(check_build.RULES)
 
 
 @pytest.mark.parametrize(("rule", "change", "message"), BROKEN, ids=[f"{rule}-{text}" for rule, _, text in BROKEN])
@@ -170,6 +173,17 @@ def test_a_rule_notices_the_build_that_breaks_it(
     (verdict,) = check_build.check(build_folder, [rule])
     assert any(message in problem for problem in verdict.problems), verdict
     assert not check_build.print_verdicts([verdict])
+
+
+def test_a_rule_notices_all_that_is_broken_in_one_build(original: Path, tmp_path: Path) -> None:
+    variant = Path(shutil.copytree(original / "torch-cpu", tmp_path / "torch-cpu"))
+    for _, change, _ in BROKEN_TOGETHER:
+        change(variant)
+    renew_digest(variant)
+    rules = list(dict.fromkeys(rule for rule, _, _ in BROKEN_TOGETHER))
+    verdicts = {verdict.rule: verdict.problems for verdict in check_build.check(tmp_path, rules)}
+    for rule, _, message in BROKEN_TOGETHER:
+        assert any(message in problem for problem in verdicts[rule]), (message, verdicts)
 
 
 def no_metadata(variant: Path) -> None:
@@ -190,26 +204,30 @@ def dangling_link(variant: Path) -> None:
     (variant / "plugin.py").symlink_to("gone.py")
 
 
-RUINED = [
-    no_metadata,
-    no_package,
-    nothing_left,
-    dangling_link,
-    append("__init__.py", "\n)\n"),
-    append("layers.py", "\n)\n"),
-    append("__init__.py", "\nimport os; os._exit(7)\n"),
-    append("__init__.py", "\nimport atexit; atexit.register(print, 'good bye')\n"),
-    append("__init__.py", "\nraise SystemExit\n"),
-    lambda variant: (variant / "metadata.json").write_bytes(b"\xff"),
-]
+RUINED: dict[str, list[Callable[[Path], object]]] = {
+    "in one process": [
+        no_metadata,
+        no_package,
+        nothing_left,
+        dangling_link,
+        append("__init__.py", "\n)\n"),
+        append("layers.py", "\n)\n"),
+        lambda variant: (variant / "metadata.json").write_bytes(b"\xff"),
+    ],
+    # Each of these ends the process that loads the variants.
+    "an exit": [append("__init__.py", "\nimport os; os._exit(7)\n")],
+    "a last word": [append("__init__.py", "\nimport atexit; atexit.register(print, 'good bye')\n")],
+    "SystemExit": [append("__init__.py", "\nraise SystemExit\n")],
+}
 
 
-@pytest.mark.parametrize("ruin", RUINED)
+@pytest.mark.parametrize("ruins", RUINED.values(), ids=RUINED)
 def test_a_build_in_ruins_has_broken_rules_and_no_traceback(
-    ruin: Callable[[Path], None], original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ruins: list[Callable[[Path], object]], original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each rule has its verdict, and the command its exit status."""
-    ruin(Path(shutil.copytree(original / "torch-cpu", tmp_path / "torch-cpu")))
+    for number, ruin in enumerate(ruins):
+        ruin(Path(shutil.copytree(original / "torch-cpu", tmp_path / f"torch-cpu{number or ''}")))
     assert check_build.main([str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert all(f"{rule} " in printed for rule in check_build.RULES)

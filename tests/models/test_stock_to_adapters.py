@@ -36,7 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family(LLAMA, tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(params=["norm and fusion", "live"])
+WAYS, MODELS = ("norm and fusion", "live"), ("stock", "ours")
+
+
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -85,9 +88,12 @@ def test_training_merging_and_unmerging_are_stock_s(name: str, way: str, kernel:
     assert [n for n, _ in merged[1].named_parameters()] == [n for n, _ in merged[0].named_parameters()]
 
 
+# Each adapter in each direction, with each way in.
+GIVEN = [(name, made_on, WAYS[(n + m) % 2]) for n, name in enumerate(CONFIGS) for m, made_on in enumerate(MODELS)]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("made_on", ["stock", "ours"])
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize(("name", "made_on", "way"), GIVEN, indirect=["way"])
 def test_an_adapter_of_either_loads_on_the_other(
     name: str, made_on: str, way: str, kernel: Any, folder: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.mutation.fault import Fault
 
+PACKAGE = "torch-ext/layout_kernels/**/*.py"
 OPS = "torch-ext/layout_kernels/ops"
 TRITON = ("**/interpreted/test_kernels.py", "**/interpreted/test_cases.py")
 LEVELS = ("native/test_every_level.py",)
@@ -46,14 +47,14 @@ DEVICES = (
     ),
     Fault(
         "Triton: the offset of a row has 32 bits",
-        "torch-ext/layout_kernels/**/triton_parts.py",
+        PACKAGE,
         "(row % inner).to(tl.int64) * stride_inner",
         "(row % inner) * stride_inner",
         ("**/interpreted/test_offsets.py",),
     ),
     Fault(
         "Triton: a row's place is one off along its middle dimension",
-        "torch-ext/layout_kernels/**/triton_parts.py",
+        PACKAGE,
         "(rest % middle).to(tl.int64) * stride_middle",
         "((rest + 1) % middle).to(tl.int64) * stride_middle",
         ("**/interpreted/test_offsets.py", *TRITON),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.mutation.fault import Fault
 
+PACKAGE = "torch-ext/layout_kernels/**/*.py"
 OPS = "torch-ext/layout_kernels/ops"
 STOCK = ("**/test_equals_transformers.py",)
 
@@ -139,42 +140,42 @@ OPERATORS = (
     ),
     Fault(
         "a stale block: the address of a part is not compared",
-        f"{OPS}/adjacent.py",
+        PACKAGE,
         "if part.data_ptr() != address or part.shape != shape",
         "if part.shape != shape",
         ("ops/test_adjacent.py",),
     ),
     Fault(
         "a stale block: the shape of a part is not compared",
-        f"{OPS}/adjacent.py",
+        PACKAGE,
         "or part.shape != shape or",
         "or",
         ("ops/test_adjacent.py",),
     ),
     Fault(
         "memory that something else holds is moved",
-        f"{OPS}/adjacent.py",
+        PACKAGE,
         '"" if even_if_held or not any(map(is_held_elsewhere, parts)) else "held"',
         '""',
         ("**/test_stock_to_holders_of_memory.py",),
     ),
     Fault(
         "one more holder of memory goes unnoticed",
-        f"{OPS}/adjacent.py",
-        "return _holders(part) != _ALONE",
-        "return _holders(part)[0] > _ALONE[0] + 1",
+        PACKAGE,
+        "return _holders(part) != _ALONE\n",
+        "return _holders(part)[0] > _ALONE[0] + 1\n",
         ("ops/test_adjacent.py", "**/test_stock_to_holders_of_memory.py"),
     ),
     Fault(
         "a block outlives its parameters",
-        f"{OPS}/adjacent.py",
+        PACKAGE,
         "_blocks.pop(self.address, None)",
         "pass",
         ("ops/test_adjacent.py",),
     ),
     Fault(
         "gradients of gate and up share their memory",
-        f"{OPS}/adjacent.py",
+        PACKAGE,
         "[part.clone() for part in grad.split(sizes)]",
         "list(grad.split(sizes))",
         ("ops/test_joined.py",),

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from tools.mutation.fault import Fault
 
-PACKAGE = "torch-ext/layout_kernels"
+PACKAGE = "torch-ext/layout_kernels/**/*.py"
 RULES = ("hub/test_check_build.py", "hub/test_variant_rules.py")
 
 FAULTS = (
     Fault(
         "a digest is not compared",
-        f"{PACKAGE}/**/verification.py",
+        PACKAGE,
         "metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, path))",
         "Digest.hash_variant(metadata.digest.algorithm, path)",
         ("hub/test_verify.py",),
     ),
     Fault(
         "a signature that was asked for may be absent",
-        f"{PACKAGE}/**/verification.py",
+        PACKAGE,
         "if not signed and must_be_signed:",
         "if signed and must_be_signed:",
         ("hub/test_verify.py",),
     ),
     Fault(
         "policies of a user do not reach the verifier",
-        f"{PACKAGE}/**/verification.py",
+        PACKAGE,
         "verify_variant(path, None if policies is None else list(policies))",
         "verify_variant(path, None)",
         ("hub/test_verify.py",),
     ),
     Fault(
         "bytecode is not compared with its source",
-        f"{PACKAGE}/**/uncovered.py",
+        PACKAGE,
         "data.startswith(MAGIC_NUMBER) and _same_code(expected, marshal.loads(data[HEADER_SIZE:]))",
         "data.startswith(MAGIC_NUMBER)",
         ("hub/test_uncovered.py",),
     ),
     Fault(
         "a linked folder is not reported",
-        f"{PACKAGE}/**/uncovered.py",
+        PACKAGE,
         "        if path.is_symlink()\n",
         "        if path.is_mount()\n",
         ("hub/test_uncovered.py",),
@@ -91,6 +91,20 @@ FAULTS = (
         "(int(number[1]), int(number[2])) > GLIBC_LIMIT",
         "int(number[1]) > GLIBC_LIMIT[0]",
         ("native/test_abi_faults.py",),
+    ),
+    Fault(
+        "a compiled file names the place of torch's headers",
+        "tools/native/compile.py",
+        '    "-fno-canonical-system-headers",\n',
+        "",
+        ("tools/test_native_sources.py",),
+    ),
+    Fault(
+        "a compiled file names the place of the tree",
+        "tools/native/compile.py",
+        'f"-ffile-prefix-map={ROOT}/=", ',
+        "",
+        ("tools/test_native_sources.py",),
     ),
     Fault(
         "an id does not depend on the version",
