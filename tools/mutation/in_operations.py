@@ -178,7 +178,7 @@ OPERATORS = (
         PACKAGE,
         "[part.clone() for part in grad.split(sizes)]",
         "list(grad.split(sizes))",
-        ("ops/test_joined.py",),
+        ("ops/test_joined.py", "**/test_stock_to_holders_of_memory.py"),
     ),
 )
 
