@@ -35,7 +35,7 @@ struct RmsNormArgs {
   float eps;
   DType x_type, y_type;
   bool round_first;  // cast_then_scale
-  bool streamed;  // the driver sets it: y is written with non-temporal stores; each row of it begins at a multiple of 64 bytes
+  bool streamed;     // the driver sets it: non-temporal stores to y; each row of it begins at a multiple of 64 bytes
 };
 
 struct RmsNormBackwardArgs {
