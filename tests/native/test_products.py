@@ -14,15 +14,21 @@ def products(package):
     return import_module(f"{package.__name__}.ops.products")
 
 
+@pytest.fixture(scope="module")
+def limits(package):
+    """The module with the shipped limits."""
+    return import_module(f"{package.__name__}.ops.tuning")
+
+
 @pytest.fixture
-def processor(monkeypatch, products):
+def processor(monkeypatch, products, limits):
     """Let the processor be another: its level, and the dtypes that it multiplies with AMX."""
 
     def use(level, amx=(), amd=False):
         monkeypatch.setattr(products, "level", lambda: level)
-        monkeypatch.setattr(products, "_found", {})
-        monkeypatch.setattr(products, "_AMD", amd)
-        monkeypatch.setattr(products, "_AMX", frozenset(amx))
+        monkeypatch.setattr(limits, "_tables", {})
+        monkeypatch.setattr(limits, "_AMD", amd)
+        monkeypatch.setattr(limits, "_AMX", frozenset(amx))
 
     return use
 
@@ -59,14 +65,14 @@ def test_in_full_precision_few_rows_are_ours_where_there_are_vectors_for_it(proc
     assert not products.is_ours(1, torch.float32)
 
 
-def test_the_vendor_is_read_where_linux_tells_it(monkeypatch, products, tmp_path):
+def test_the_vendor_is_read_where_linux_tells_it(monkeypatch, limits, tmp_path):
     file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(products, "_CPUINFO", file)
-    assert not products._is_amd()
+    monkeypatch.setattr(limits, "_CPUINFO", file)
+    assert not limits._is_amd()
     file.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n\nprocessor\t: 1\n")
-    assert products._is_amd()
+    assert limits._is_amd()
     file.write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n\nprocessor\t: 1\n")
-    assert not products._is_amd()
+    assert not limits._is_amd()
 
 
 def test_double_precision_is_never_ours(processor, products):
@@ -75,9 +81,9 @@ def test_double_precision_is_never_ours(processor, products):
 
 
 @pytest.mark.parametrize(("given", "expected"), [(True, True), (False, False), (None, False)])
-def test_amx_is_asked_of_torch_and_a_torch_that_does_not_tell_has_none(monkeypatch, products, given, expected):
+def test_amx_is_asked_of_torch_and_a_torch_that_does_not_tell_has_none(monkeypatch, limits, given, expected):
     monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported", raising=False)
     if given is not None:
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: given, raising=False)
-    assert products._beside_amx(torch.bfloat16) is expected
-    assert not products._beside_amx(torch.float32)
+    assert limits._beside_amx(torch.bfloat16) is expected
+    assert not limits._beside_amx(torch.float32)

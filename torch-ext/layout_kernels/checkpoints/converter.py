@@ -110,7 +110,12 @@ if WeightConverter is not None:
             if len(tensors) > 1:
                 for tensor in tensors:
                     pages.note(tensor)
-            if len(tensors) > 1 and merged.shape != parameter.shape:
+            share = (parameter.shape[0] // len(tensors), *parameter.shape[1:])
+            if (
+                len(tensors) > 1
+                and merged.shape != parameter.shape
+                and share in map(tuple, map(torch.Tensor.size, tensors))
+            ):
                 # Without ignore_mismatched_sizes transformers raises; with it, it would initialise what fits as well.
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 layout.refuse(
