@@ -263,7 +263,7 @@ def test_a_model_around_it_that_initialises_what_is_new_leaves_loaded_weights_al
     """``post_init()``, which the constructor of a model that is built around loaded ones calls."""
     for each in pair(folder, way, kernel):
         before = weights(each)
-        around = tf.PreTrainedModel(tf.LlamaConfig())
+        around = tf.LlamaPreTrainedModel(tf.LlamaConfig())
         around.part = copy.deepcopy(each) if is_copy else each
         around.new = torch.nn.Linear(4, 4, bias=False)
         torch.nn.init.zeros_(around.new.weight)
