@@ -124,6 +124,19 @@ def test_what_is_measured_is_complete_and_told(tuning: Any, monkeypatch: pytest.
     assert tuning.prepare().ours == {}
 
 
+def test_between_numbers_of_rows_that_disagree_the_shipped_limits_hold(
+    tuning: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "_AMX", frozenset())
+    monkeypatch.setattr(tuning, "_times", lambda weight, rows: (1.0, 2.0) if rows <= 96 else (2.0, 1.0))
+    data = {shape: torch.zeros(1, 1) for shape in (tuning.FEW, tuning.MANY)}
+    row = tuning._row(torch.bfloat16, "avx512_bf16", data)  # shipped: up to 128 rows
+    assert row == (True,) * 8 + (False,) * 4
+    monkeypatch.setattr(tuning, "_times", lambda weight, rows: (2.0, 1.0) if rows <= 96 else (1.0, 2.0))
+    row = tuning._row(torch.bfloat16, "avx512", data)  # shipped: any number
+    assert row == (False,) * 8 + (True,) * 4
+
+
 def test_a_product_that_is_wrong_is_never_the_faster(tuning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         tuning, "direct", lambda operator: lambda x, weight, bias: x.new_zeros(x.shape[0], len(weight))

@@ -202,7 +202,7 @@ def _others(begin: float, busy: float) -> float:
 
 
 def _row(dtype: torch.dtype, at: str, data: Mapping[Any, Any]) -> tuple[bool, ...]:
-    """The choices for a dtype; those that there was no time for are the shipped ones, or go on as the last."""
+    """The choices for a dtype, from those that there was time to measure."""
     found: dict[int, bool] = {}
     begin = time.perf_counter()
     for length, rows in POINTS.items():
@@ -213,12 +213,15 @@ def _row(dtype: torch.dtype, at: str, data: Mapping[Any, Any]) -> tuple[bool, ..
         found[length] = ours <= EVEN * theirs
     if not found:
         return ()
-    row = []
-    for length in range(LENGTHS + 1):
-        known = [point for point in found if point <= max(length, 1)]
-        is_last_known = max(found) < length and max(found) < max(POINTS)
-        row.append(is_shipped(1 << max(length - 1, 0), dtype, at) if is_last_known else found[max(known)])
-    return tuple(row)
+    return tuple(_choice_at(length, found, dtype, at) for length in range(LENGTHS + 1))
+
+
+def _choice_at(length: int, found: Mapping[int, bool], dtype: torch.dtype, at: str) -> bool:
+    """What was measured at this length, or on both sides of it; where these differ, or one is missing, as shipped."""
+    below = max(point for point in found if point <= max(length, 1))
+    above = min((point for point in found if point >= length), default=None)
+    is_known = below == max(POINTS) if above is None else found[above] == found[below]
+    return found[below] if is_known else is_shipped((3 << length) >> 2, dtype, at)
 
 
 def _times(weight: Any, rows: int) -> tuple[float, float]:
