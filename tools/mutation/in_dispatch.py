@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.mutation.fault import Fault
 
 PACKAGE = "torch-ext/layout_kernels/**/*.py"
-CHOICE = ("dispatch/test_initialize.py",)
+CHOICE = ("dispatch/test_initialize*.py",)
 
 FAULTS = (
     Fault(
